@@ -1,4 +1,4 @@
-"""Runs code on the emulated accelerator in a fresh process, since memory is given once a process."""
+"""Runs code on the emulated accelerator in a fresh process: memory is given once a process."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def run_on_emulator(
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not answers:
         raise AssertionError(
-            f"the process ended with {done.returncode} and "
-            f"{'a' if answers else 'no'} result; it wrote:\n{_tail(done.stdout)}{_tail(done.stderr)}"
+            f"the process ended with {done.returncode} and {'a' if answers else 'no'} result; "
+            f"it wrote:\n{_tail(done.stdout)}{_tail(done.stderr)}"
         )
     return json.loads(answers[-1][len(_MARK) :])
 

@@ -1,4 +1,4 @@
-"""An emulated accelerator for machines without one: TensorFlow device EMU:0 with a memory of its own.
+"""An emulated accelerator for machines without one: device EMU:0 with a memory of its own.
 
 Load it before TensorFlow makes its devices, that is before the first session or eager operation::
 
@@ -10,7 +10,8 @@ Load it before TensorFlow makes its devices, that is before the first session or
 
 It runs the CPU's kernels, but allocates from a region of fixed size with TensorFlow's own BFC
 allocator, and moves bytes to and from the host over a link of settable rate: out-of-memory errors,
-peaks and fragmentation are real. ``docs/explanation/emulator.md`` tells what is emulated and what not.
+peaks and fragmentation are real. ``docs/explanation/emulator.md`` tells what is emulated and what
+is not.
 """
 
 from __future__ import annotations

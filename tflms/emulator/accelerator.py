@@ -61,8 +61,9 @@ def load(memory_bytes: int | str, link: Link | str | None = None) -> None:
     """Give TensorFlow the device EMU:0; ops that name no device go there, as they would to a GPU.
 
     Must come before TensorFlow makes its devices: before the first eager operation or session. The
-    first load on a machine builds the device (about ten seconds). Loading again with the same memory
-    does nothing but set the link, if one is given; memory can be changed only in a new process.
+    first load on a machine builds the device (about ten seconds). Loading again with the same
+    memory does nothing but set the link, if one is given; memory can be changed only in a new
+    process.
 
     Args:
         memory_bytes: size of the device's memory, bytes or a text such as ``"400MB"``.
@@ -88,8 +89,8 @@ def load(memory_bytes: int | str, link: Link | str | None = None) -> None:
             _log.info("loaded %s with %s", device, format_bytes(nbytes))
         elif _Loaded.memory_bytes != nbytes:
             raise EmulatorError(
-                f"{device} is loaded with {_Loaded.memory_bytes} bytes and cannot be given {nbytes} "
-                "in the same process; start a new one"
+                f"{device} is loaded with {_Loaded.memory_bytes} bytes and cannot be given "
+                f"{nbytes} in the same process; start a new one"
             )
     if rates is not None:
         set_link(rates)

@@ -64,8 +64,8 @@ class Link:
     def from_ratio(cls, ratio: float, *, activation_bytes: float, step_seconds: float) -> Link:
         """Return the link over which a workload meets a given ratio of moving to computing.
 
-        An emulated device computes far slower than a real one, so absolute rates of real links would
-        be as good as unlimited. What carries over is the ratio.
+        An emulated device computes far slower than a real one, so absolute rates of real links
+        would be as good as unlimited. What carries over is the ratio.
 
         Args:
             ratio: seconds to move all activations once / seconds of a plain step.
