@@ -1,0 +1,1 @@
+"""The intermediate representation: operations, values and variables of a training graph."""
