@@ -124,7 +124,7 @@ def slices(
         plane, depth = divmod(int(label), depths)
         place = int(low + (high - low) * (depth + random.uniform()) / depths)
         offsets = [0] if channels == 1 else [-2, 0, 2]
-        planes = np.stack([np.take(volume, place + d, axis=plane) for d in offsets], axis=-1)
+        planes = np.stack([np.moveaxis(volume, plane, 0)[place + d] for d in offsets], axis=-1)
         planes = np.roll(planes, random.randint(-8, 9, [2]), axis=(0, 1))
         if random.randint(2):
             planes = planes[::-1]
