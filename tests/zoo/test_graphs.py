@@ -57,8 +57,8 @@ def test_everything_is_placed_where_it_is_told(name):
         for node in partition.node
         if not node.device.endswith("CPU:1")
     ]
-    # Only what hands over feeds and fetches stays on the host.
-    assert set(elsewhere) <= {"_Arg", "_Retval", "_Send", "_Recv", "NoOp"}
+    # Only what hands over feeds and fetches stays on the host; it may wait by an empty constant.
+    assert set(elsewhere) <= {"_Arg", "_Retval", "_Send", "_Recv", "NoOp", "Const"}
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
