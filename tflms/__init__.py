@@ -1,3 +1,50 @@
 """Train TensorFlow models that do not fit in the accelerator's memory, with the same numbers."""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tflms.config import Config
+from tflms.errors import (
+    ConfigError,
+    EmulatorError,
+    GraphError,
+    HandBackError,
+    InfeasibleError,
+    InvariantError,
+    RuleError,
+    TflmsError,
+)
+from tflms.report import Report
+
+if TYPE_CHECKING:
+    from tflms.runtime.rewrite import rewrite as rewrite
+
+__version__ = "0.1.0"
+# What needs TensorFlow is imported when it is first asked for: the package itself is not slow.
+_LAZY = {
+    "rewrite": "tflms.runtime.rewrite",
+}
+_MODULES = ("checkpointing", "emulator", "keras", "local_updates")
+__all__ = [
+    "Config",
+    "ConfigError",
+    "EmulatorError",
+    "GraphError",
+    "HandBackError",
+    "InfeasibleError",
+    "InvariantError",
+    "Report",
+    "RuleError",
+    "TflmsError",
+    "rewrite",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"tflms.{name}")
+    raise AttributeError(f"module 'tflms' has no attribute {name!r}")

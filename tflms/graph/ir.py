@@ -345,8 +345,12 @@ class Graph:
         del self._by_name[node.name]
 
     def seal(self) -> None:
-        """Declare what is there now the user's graph; the journal starts here."""
-        self.original_ops = len(self._ops)
+        """Declare what is there now the user's graph; the journal starts here.
+
+        Text may show a graph that is rewritten already: its inserted operations come last.
+        """
+        inserted = (i for i, op in enumerate(self._ops) if op is None or op.role)
+        self.original_ops = next(inserted, len(self._ops))
         self.journal.clear()
 
     def rollback(self, length: int) -> None:

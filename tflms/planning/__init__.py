@@ -1,0 +1,1 @@
+"""Costs, simulation and plans: what a rewrite will do before it is done."""

@@ -1,0 +1,1 @@
+"""Formal rules, read from data, and the one engine that applies them."""

@@ -1,0 +1,248 @@
+"""The closed vocabulary of conditions that rules may use; each returns None or a reason, and never raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tflms.graph import effects
+from tflms.graph.erase import original
+from tflms.graph.ir import Graph, OpId, Use, ValueId
+from tflms.graph.order import Reach
+
+Guard = frozenset[tuple[ValueId, int]]
+
+
+@dataclass(slots=True)
+class Env:
+    """What conditions look at: the graph, the bindings of a rule, and facts of the whole call.
+
+    ``witness`` holds a topological position per operation, inserted ones among them, that every
+    edge of the rewritten graph agrees with; it proves the graph free of cycles step by step.
+    """
+
+    graph: Graph
+    reach: Reach
+    witness: dict[OpId, tuple[int, int]]
+    guard: Sequence[Guard]
+    forward: Sequence[bool]
+    bindings: dict[str, Any] = field(default_factory=dict)
+    touched: list[tuple[Use, ValueId]] = field(default_factory=list)
+
+    def value(self, name: str) -> ValueId:
+        """Return the value bound to a name."""
+        return self.bindings[name]  # type: ignore[no-any-return]
+
+    def uses(self, name: str) -> tuple[Use, ...]:
+        """Return the uses bound to a name; of a value, all of its uses."""
+        bound = self.bindings[name]
+        return bound if isinstance(bound, tuple) else self.graph.uses(bound)
+
+    def op(self, name: str) -> OpId:
+        """Return the operation bound to a name; of a value, its producer."""
+        kind, bound = self.bindings[f"{name}!kind"], self.bindings[name]
+        return self.graph.value(bound).op if kind == "Value" else bound  # type: ignore[no-any-return]
+
+    def name(self, op: OpId) -> str:
+        """Return how people call an operation."""
+        return repr(self.graph.op(op).name)
+
+
+Condition = Callable[..., str | None]
+VOCABULARY: dict[str, Condition] = {}
+
+
+def _condition(function: Condition) -> Condition:
+    VOCABULARY[function.__name__] = function
+    return function
+
+
+@_condition
+def nonempty(env: Env, uses: str) -> str | None:
+    """There is at least one use."""
+    return None if env.uses(uses) else f"{uses} is empty"
+
+
+@_condition
+def tensor(env: Env, v: str) -> str | None:
+    """The value is a plain tensor: no handle, reference, string or container."""
+    value = env.graph.value(env.value(v))
+    if value.is_tensor:
+        return None
+    return f"{env.graph.value_name(value.id)!r} is a {value.dtype}, which no rule may cut"
+
+
+@_condition
+def movable(env: Env, v: str) -> str | None:
+    """A value may leave the device: a known pure operation's own tensor, not a variable's buffer."""
+    value = env.graph.value(env.value(v))
+    op = env.graph.op(value.op)
+    if (reason := tensor(env, v)) is not None:
+        return reason
+    facts = effects.of(op.type)
+    if not facts.known:
+        return f"{op.name!r} is of the unknown type {op.type}, which is left alone"
+    if not facts.movable or op.stateful:
+        return f"results of {op.type} ({op.name!r}) stay on the device"
+    if op.role:
+        return f"{op.name!r} is itself an inserted {op.role}"
+    if op.frame:
+        return f"{op.name!r} runs in the loop {op.frame!r}, whose values are left alone"
+    return None
+
+
+@_condition
+def recomputable(env: Env, v: str) -> str | None:
+    """The value's operation may run again: pure, known, and touching no variable."""
+    op = env.graph.op(env.op(v))
+    facts = effects.of(op.type)
+    if not facts.known:
+        return f"{op.name!r} is of the unknown type {op.type}, which is left alone"
+    if not facts.pure or op.stateful or facts.reads or facts.writes:
+        return f"{op.name!r} ({op.type}) must run exactly once"
+    return None
+
+
+@_condition
+def same_frame(env: Env, v: str, uses: str) -> str | None:
+    """The value's producer and all that read it run in one loop frame."""
+    frame = env.graph.op(env.op(v)).frame
+    for use in env.uses(uses):
+        if env.graph.op(use.op).frame != frame:
+            return f"{env.name(use.op)} runs in another loop frame than {env.name(env.op(v))}"
+    return None
+
+
+@_condition
+def anchored(env: Env, anchor: str, uses: str) -> str | None:
+    """Whenever one of the uses runs, the anchor runs before it, alive and in the same frame."""
+    a = env.op(anchor)
+    for use in env.uses(uses):
+        if env.graph.op(a).frame != env.graph.op(use.op).frame:
+            return f"anchor {env.name(a)} runs in another loop frame than {env.name(use.op)}"
+        guard = env.guard[a] if a < len(env.guard) else frozenset()
+        if not guard <= (env.guard[use.op] if use.op < len(env.guard) else guard):
+            return f"anchor {env.name(a)} may be dead where {env.name(use.op)} is alive"
+    return None
+
+
+@_condition
+def precedes(env: Env, anchor: str, uses: str) -> str | None:
+    """The anchor is an ancestor of every use: nothing is dragged into a run, no cycle closes."""
+    a = env.op(anchor)
+    for use in env.uses(uses):
+        if a == use.op or not env.reach.precedes(a, use.op):
+            return f"anchor {env.name(a)} does not reach {env.name(use.op)}"
+    return None
+
+
+@_condition
+def distinct(env: Env, a: str, b: str) -> str | None:
+    """Two values are not the same."""
+    return f"{a} and {b} are the same" if env.value(a) == env.value(b) else None
+
+
+@_condition
+def same_source(env: Env, a: str, b: str) -> str | None:
+    """Two inserted values are copies of one value."""
+    first, second = (env.graph.producer(env.value(n)).inputs for n in (a, b))
+    return None if first[:1] == second[:1] else f"{a} and {b} copy different values"
+
+
+@_condition
+def is_swap_out(env: Env, v: str) -> str | None:
+    """The value is a swap-out that we inserted."""
+    return _has_role(env, v, "swap_out")
+
+
+@_condition
+def is_swap_in(env: Env, v: str) -> str | None:
+    """The value is a swap-in that we inserted."""
+    return _has_role(env, v, "swap_in")
+
+
+def _has_role(env: Env, v: str, role: str) -> str | None:
+    op = env.graph.producer(env.value(v))
+    return None if op.role == role else f"{op.name!r} is no {role}"
+
+
+@_condition
+def waits(env: Env, v: str, anchor: str) -> str | None:
+    """An inserted value waits for that anchor now."""
+    op = env.graph.producer(env.value(v))
+    if env.op(anchor) in op.controls:
+        return None
+    return f"{op.name!r} does not wait for {env.name(env.op(anchor))}"
+
+
+@_condition
+def later(env: Env, new: str, old: str) -> str | None:
+    """One operation comes after another."""
+    a, b = env.op(old), env.op(new)
+    if env.reach.precedes(a, b):
+        return None
+    return f"{env.name(b)} does not come after {env.name(a)}"
+
+
+@_condition
+def forward_uses(env: Env, uses: str) -> str | None:
+    """All uses belong to the forward phase."""
+    for use in env.uses(uses):
+        if not env.forward[use.op]:
+            return f"{env.name(use.op)} is no forward operation"
+    return None
+
+
+@_condition
+def ordered(env: Env, a: str, b: str) -> str | None:
+    """The planned order runs the first of two operations before the second, in one frame."""
+    first, second = env.op(a), env.op(b)
+    if env.graph.op(first).frame or env.graph.op(second).frame:
+        return f"{env.name(first)} or {env.name(second)} runs in a loop"
+    if not env.guard[first] <= env.guard[second]:
+        return f"{env.name(first)} may be dead where {env.name(second)} is alive"
+    if env.witness[first] < env.witness[second]:
+        return None
+    return f"{env.name(first)} is not planned to run before {env.name(second)}"
+
+
+# what rules ensure --------------------------------------------------------------------------------
+
+
+@_condition
+def same_type(env: Env, a: str, b: str) -> str | None:
+    """Two values have one dtype and shape."""
+    first, second = env.graph.value(env.value(a)), env.graph.value(env.value(b))
+    if (first.dtype, first.shape) == (second.dtype, second.shape):
+        return None
+    return f"{a} and {b} differ in type"
+
+
+@_condition
+def partitioned(env: Env, v: str, w: str, uses: str) -> str | None:
+    """The uses read w, and v keeps none of them."""
+    for use in env.uses(uses):
+        if env.graph.op(use.op).inputs[use.slot] != env.value(w):
+            return f"{env.name(use.op)} does not read {w}"
+    return None
+
+
+@_condition
+def acyclic(env: Env) -> str | None:
+    """Every edge at what was touched agrees with the witness order, so no cycle can close."""
+    for op_id in {use.op for use, _ in env.touched}:
+        for before in env.graph.predecessors(op_id):
+            if env.witness[before] >= env.witness[op_id]:
+                return f"{env.name(op_id)} would run before {env.name(before)}, which it needs"
+    return None
+
+
+@_condition
+def erases(env: Env) -> str | None:
+    """Every touched use still reads, through copies and clones, what it read before."""
+    for use, before in env.touched:
+        now = env.graph.op(use.op).inputs[use.slot]
+        if original(env.graph, now) != before:
+            return f"slot {use.slot} of {env.name(use.op)} reads something else now"
+    return None

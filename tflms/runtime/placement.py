@@ -1,0 +1,34 @@
+"""Checks device names against the devices that TensorFlow could use, without creating any."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tflms.config import Config
+from tflms.errors import ConfigError
+from tflms.planning.cost import short_device
+
+
+def check_devices(config: Config) -> None:
+    """Check that ``device`` and ``host_device`` can exist in this process.
+
+    Physical devices are listed, which does not initialise them.
+
+    Raises:
+        ConfigError: a name cannot be read, or there is no device of that kind.
+    """
+    kinds = {device.device_type.upper() for device in tf.config.list_physical_devices()} | {"CPU"}
+    for key in ("device", "host_device"):
+        name = getattr(config, key)
+        if name is None:
+            continue
+        try:
+            spec = tf.DeviceSpec.from_string(name)
+        except ValueError as error:
+            raise ConfigError(f"{key} is {name!r}: {error}") from None
+        kind = (spec.device_type or "").upper()
+        if not kind or kind not in kinds:
+            raise ConfigError(
+                f"{key} is {name!r} ({short_device(name) or 'no device'}); this process has "
+                f"{', '.join(sorted(kinds))}"
+            )

@@ -1,0 +1,260 @@
+"""One call, in order: read, verify, simulate, rewrite, verify, erase, simulate, hand back, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tflms.config import Config
+from tflms.errors import GraphError, HandBackError
+from tflms.graph import effects, erase, order
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.order import Phases
+from tflms.graph.verify import verify
+from tflms.planning import cost, simulate
+from tflms.planning.simulate import Timeline
+from tflms.report import Report, Swap
+from tflms.rewriting.engine import Engine
+from tflms.runtime import read as reading
+from tflms.runtime import survival, write
+from tflms.runtime.placement import check_devices
+from tflms.strategies import swap as swapping
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Job:
+    """A graph on its way through one call."""
+
+    read: reading.ReadGraph
+    config: Config
+    phases: Phases
+    before: Timeline
+    started: float
+
+    @property
+    def graph(self) -> Graph:
+        """The IR."""
+        return self.read.graph
+
+    def within(self) -> set[OpId]:
+        """Operations that the training step runs, inserted ones among them."""
+        step = {op for op in range(len(self.phases.step)) if self.phases.step[op]}
+        return {
+            op.id for op in self.graph.ops() if op.id in step or op.id >= self.graph.original_ops
+        }
+
+
+def rewrite(
+    graph: Any,
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    loss: Any = None,
+    fetches: Iterable[Any] | Any = (),
+    keep: bool = True,
+) -> Report:
+    """Rewrite a ``tf.Graph`` in place so that its training step needs less memory on the device.
+
+    All handles, names, collections, devices and colocations of the graph stay as they are. On any
+    error the graph is unchanged.
+
+    Args:
+        graph: the training graph, not yet run by a session that is still open.
+        config: a ``Config`` or a dict of its fields.
+        loss: the tensor that the gradients were taken of; None finds the turn from forward to
+            backward by the bytes that are alive.
+        fetches: what the training loop runs (train op, loss and so on): tensors, operations or
+            names; empty takes the operations that overwrite variables.
+        keep: protect what is inserted from Grappler; False is for showing what happens otherwise.
+
+    Returns:
+        what was done, what was refused and why, and predictions of the peak before and after.
+
+    Raises:
+        ConfigError: the config is wrong.
+        GraphError: the graph is empty, the loss or a fetch is not in it, or it has no gradients.
+        HandBackError: the graph is finalized, or an open session has run it already.
+    """
+    config = Config.of(config)
+    job = start(graph, config, loss=loss, fetches=fetches)
+    if config.strategy == "none" or config.n_tensors == 0:
+        why = "strategy is 'none'" if config.strategy == "none" else "n_tensors is 0"
+        return _report(job, (), job.before, 0, (), (f"nothing was changed: {why}",))
+    if any(op.name.startswith("tflms/") for op in job.graph.ops()):
+        raise GraphError(
+            "this graph is rewritten already (it holds operations under tflms/); build it anew to "
+            "rewrite it with another config"
+        )
+    engine = Engine(job.graph, job.phases, host_device=config.host_device)
+    return _finish(job, engine, swapping.run(engine, config), keep)
+
+
+def start(
+    graph: Any, config: Config, *, loss: Any = None, fetches: Iterable[Any] | Any = ()
+) -> Job:
+    """Read a graph, check the call's arguments, find the phases, and simulate it as it is."""
+    started = time.perf_counter()
+    read = reading.read(graph)
+    if read.tf_graph.finalized:
+        raise HandBackError(
+            "the graph is finalized and cannot be edited; rewrite it before MonitoredSession, "
+            "Supervisor or graph.finalize() close it"
+        )
+    check_devices(config)
+    if isinstance(fetches, str) or not isinstance(fetches, Iterable):
+        fetches = [fetches]
+    targets = reading.resolve(read, fetches)
+    loss_value = None if loss is None else _loss_value(read, loss)
+    phases = order.phases(read.graph, loss=loss_value, targets=targets)
+    within = {op for op in range(len(phases.step)) if phases.step[op]}
+    weights = cost.sizes(read.graph, device=config.device, batch_size=config.batch_size)
+    return Job(read, config, phases, simulate.simulate(read.graph, weights, within), started)
+
+
+def _loss_value(read: reading.ReadGraph, loss: Any) -> ValueId:
+    reading.resolve(read, [loss])
+    element = read.tf_graph.as_graph_element(loss) if isinstance(loss, str) else loss
+    found = read.value_id(element) if hasattr(element, "value_index") else None
+    if found is None:
+        raise GraphError(f"loss= is {loss!r}; pass the tensor that the gradients were taken of")
+    return found
+
+
+def _finish(job: Job, engine: Engine, swapped: list[swapping.Swapped], keep: bool) -> Report:
+    graph, config = job.graph, job.config
+    verify(graph)
+    erase.check(graph, _original_edges(job))
+    weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
+    after = simulate.simulate(graph, weights, job.within())
+    notes: tuple[str, ...] = ()
+    if not swapped:
+        notes = ("nothing was changed: no value has a late use with an anchor to wait for",)
+    elif after.peak_bytes > job.before.peak_bytes:
+        notes = (
+            "nothing was changed: the simulation predicts a peak of "
+            f"{after.peak_bytes} bytes after the rewrite and {job.before.peak_bytes} before",
+        )
+    if config.host_memory_limit is not None and after.host_peak_bytes > int(
+        config.host_memory_limit
+    ):
+        from tflms.errors import InfeasibleError
+
+        raise InfeasibleError(
+            f"the plan parks {after.host_peak_bytes} bytes on the host, more than "
+            f"host_memory_limit={config.host_memory_limit}; raise it, or lower n_tensors",
+            minimum_bytes=after.host_peak_bytes,
+        )
+    if notes:
+        return _report(job, (), job.before, 0, tuple(engine.refusals), notes)
+    write.hand_back(job.read, keep=keep)
+    inserted = len(graph) - graph.original_ops
+    swaps = tuple(_swap_record(job, s, weights) for s in swapped)
+    return _report(job, swaps, after, inserted, tuple(engine.refusals), ())
+
+
+def _original_edges(job: Job) -> erase.Edges:
+    """The user's edges, taken from TensorFlow again and not from the IR that was edited."""
+    read, graph = job.read, job.graph
+    value, op = read.value_id, read.op_id
+    inputs = [tuple(value(t) for t in tf_op.inputs) for tf_op in read.tf_ops]
+    controls = [tuple(op(c) for c in tf_op.control_inputs) for tf_op in read.tf_ops]
+    assert len(inputs) == graph.original_ops
+    return erase.Edges(tuple(inputs), tuple(controls))  # type: ignore[arg-type]
+
+
+def _swap_record(job: Job, swapped: swapping.Swapped, weights: cost.Sizes) -> Swap:
+    graph = job.graph
+    ins = [graph.op(w) for w, _ in swapped.groups]
+    uses = [graph.op(use.op).name for _, group in swapped.groups for use in group]
+    return Swap(
+        value=graph.value_name(swapped.value),
+        nbytes=None if swapped.value in weights.unknown else weights.nbytes[swapped.value],
+        swap_out=graph.op(swapped.swap_out).name,
+        swap_ins=tuple(op.name for op in ins),
+        anchors=tuple(graph.op(op.controls[0]).name for op in ins),
+        uses=tuple(dict.fromkeys(uses)),
+        gone_level=swapped.gone,
+        back_level=swapped.back,
+    )
+
+
+def _report(
+    job: Job,
+    swaps: tuple[Swap, ...],
+    after: Timeline,
+    inserted: int,
+    refusals: tuple[Any, ...],
+    notes: tuple[str, ...],
+) -> Report:
+    graph, config = job.graph, job.config
+    weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
+    unknown = sorted({op.type for op in graph.ops() if not effects.of(op.type).known})
+    names = [op.name for op in graph.ops() if op.role] if inserted else []
+    report = Report(
+        strategy=str(config.strategy),
+        config=config.to_dict(),
+        graph_ops=graph.original_ops,
+        inserted_ops=inserted,
+        levels=max(job.phases.level) + 1,
+        swaps=swaps,
+        refusals=refusals,
+        plain_peak_bytes=job.before.peak_bytes,
+        predicted_peak_bytes=after.peak_bytes,
+        host_bytes=after.host_peak_bytes if inserted else 0,
+        moved_bytes=after.moved_bytes if inserted else 0,
+        unknown_sizes=len(weights.unknown),
+        unknown_ops=tuple(unknown),
+        notes=notes,
+        seconds=time.perf_counter() - job.started,
+        facts=_Facts(job),
+    )
+    if names:
+        targets = survival.targets_of(job.read, job.phases)
+        tf_graph = job.read.tf_graph
+        report._verify = lambda session_config: survival.check_graph(
+            tf_graph, names, targets, session_config
+        )
+        report.inserted_names = tuple(names)
+    _log.info(
+        "%s: %d swaps, %d refusals, predicted peak %d -> %d bytes, %.2f s",
+        config.strategy, len(swaps), len(refusals), report.plain_peak_bytes,
+        report.predicted_peak_bytes, report.seconds,
+    )  # fmt: skip
+    return report
+
+
+class _Facts(dict[str, str]):
+    """Says, when asked, why an operation's output was kept; made on demand, operation by name."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def __contains__(self, name: object) -> bool:
+        return self._job.graph.find(str(name)) is not None
+
+    def __getitem__(self, name: str) -> str:
+        job = self._job
+        graph, phases = job.graph, job.phases
+        found = graph.find(name)
+        assert found is not None
+        op = graph.op(found)
+        facts = effects.of(op.type)
+        if op.id >= len(phases.step) or not phases.step[op.id]:
+            return "the training step does not run it"
+        if not facts.known:
+            return f"the op type {op.type} is unknown, and what is unknown is left alone"
+        if not facts.movable:
+            return f"results of {op.type} stay on the device"
+        if not any(phases.activation[v] for v in op.outputs):
+            return "it is computed from variables alone, so it is no activation"
+        late = [u for v in op.outputs for u in graph.uses(v) if phases.late(u.op)]
+        if not late:
+            return "nothing behind the forward phase reads it"
+        if not any(v in swapping.selection(graph, job.config) for v in op.outputs):
+            return "it is smaller than min_swap_bytes, or a filter leaves it out"
+        return "no late use has an anchor far enough behind the last early use"

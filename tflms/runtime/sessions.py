@@ -1,0 +1,59 @@
+"""Finds out whether a session has run an operation already, since it would ignore a later edit."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.client import session as tf_session
+
+from tflms.errors import HandBackError
+
+
+def open_sessions(tf_graph: Any) -> list[Any]:
+    """Return the open sessions on a graph."""
+    return [
+        found
+        for found in gc.get_objects()
+        if isinstance(found, tf_session.BaseSession)
+        and found.graph is tf_graph
+        and not getattr(found, "_closed", False)
+    ]
+
+
+def refuse_if_run(tf_graph: Any) -> None:
+    """Refuse to edit a graph that an open session has run.
+
+    A session copies the whole graph at its first run; a later edit to what was copied is ignored,
+    with nothing but a warning in a log.
+
+    Raises:
+        HandBackError: such a session is open.
+    """
+    for session in open_sessions(tf_graph):
+        if has_run(session):
+            raise HandBackError(
+                "an open session has run this graph already and would ignore the rewrite; rewrite "
+                "the graph first, then create the session (or close the session, rewrite, and "
+                "create a new one)"
+            )
+
+
+def has_run(session: Any) -> bool:
+    """Tell whether a session has taken its copy of the graph, by asking it for what is not there.
+
+    Without a copy it answers that it has no graph yet; with one, that there is no such node.
+    Nothing is run either way.
+    """
+    options = config_pb2.CallableOptions(target=["tflms/no_such_node"])
+    buffer = pywrap_tf_session.TF_NewBufferFromString(options.SerializeToString())
+    try:
+        pywrap_tf_session.TF_SessionMakeCallable(session._session, buffer)
+    except tf.errors.OpError as error:
+        return "was not created with a graph" not in error.message
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+    return True
