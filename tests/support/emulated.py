@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,10 +97,13 @@ def _main() -> None:
         "v1": tf.compat.v1,
         "np": np,
         "emulator": emulator,
-        "__name__": "emulated_code",
+        "__name__": "code_on_emulator",
         **job["values"],
     }
-    exec(compile(job["code"], "<code on the emulator>", "exec"), names)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "code_on_emulator.py"  # AutoGraph reads the source of functions
+        file.write_text(job["code"], encoding="utf-8")
+        exec(compile(job["code"], str(file), "exec"), names)
     # Written to the descriptor at once: TensorFlow's own threads may write as well.
     sys.stdout.flush()
     os.write(1, (_MARK + json.dumps(names["result"], default=_plain) + "\n").encode())

@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "link.h"
 #include "memory.h"
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/local_device.h"
 #include "tensorflow/core/public/session_options.h"
@@ -75,12 +76,21 @@ class EmulatedDevice : public tensorflow::LocalDevice {
   absl::Status MakeTensorFromProto(const tensorflow::TensorProto& proto,
                                    const AllocatorAttributes attributes, Tensor* tensor) override {
     Tensor parsed(proto.dtype());
-    if (!parsed.FromProto(GetAllocator(attributes), proto)) {
-      return absl::InvalidArgumentError(
-          "cannot make a tensor on the emulated device: the proto is malformed or memory has run out");
+    if (!parsed.FromProto(tensorflow::cpu_allocator(), proto)) {
+      return absl::InvalidArgumentError("cannot parse the tensor of a constant");
     }
-    *tensor = std::move(parsed);
-    return absl::OkStatus();
+    if (attributes.on_host() || !tensorflow::DataTypeCanUseMemcpy(proto.dtype())) {
+      *tensor = std::move(parsed);
+      return absl::OkStatus();
+    }
+    Tensor constant(GetAllocator(attributes), parsed.dtype(), parsed.shape());
+    if (parsed.NumElements() > 0 && !constant.IsInitialized()) {
+      return absl::ResourceExhaustedError(absl::StrCat("OOM when allocating a constant of shape ",
+                                                       parsed.shape().DebugString(), " on ", name()));
+    }
+    const absl::Status status = CopyBytes(parsed, &constant);
+    *tensor = std::move(constant);
+    return status;
   }
 
   void CopyTensorInSameDevice(const Tensor* from, Tensor* to, const tensorflow::DeviceContext*,

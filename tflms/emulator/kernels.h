@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/kernel_def.pb.h"
 #include "tensorflow/core/framework/memory_types.h"
 #include "tensorflow/core/framework/node_def_util.h"
@@ -40,17 +41,20 @@ inline bool RunsOnHostOnly(const tensorflow::OpDef& op) {
 
 // The oneDNN twin of a node, or a node without an op where there is none. TensorFlow puts the twins in
 // by a graph pass for CPU nodes alone; without them convolutions are several times slower and unfold
-// into huge buffers.
+// into huge buffers. Grappler's fused ops (_FusedBatchNormEx) have no other kernel at all.
 inline tensorflow::NodeDef OneDnnTwin(const tensorflow::NodeDef& node) {
   tensorflow::NodeDef twin;
   const std::string& op = node.op();
-  const bool convolution = op.rfind("Conv", 0) == 0 || op.rfind("DepthwiseConv2dNative", 0) == 0;
-  const bool batch_norm = op == "FusedBatchNormV3" || op == "FusedBatchNormGradV3";
-  if (!(convolution || batch_norm) || !tensorflow::IsMKLEnabled()) return twin;
+  bool wanted = op == "FusedBatchNormV3" || op == "FusedBatchNormGradV3" || op == "_FusedBatchNormEx";
+  for (const char* family : {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "AvgPool", "_FusedConv",
+                             "_FusedDepthwiseConv2dNative"}) {
+    wanted = wanted || op.rfind(family, 0) == 0;
+  }
+  if (!wanted || !tensorflow::IsMKLEnabled()) return twin;
   const tensorflow::OpDef *plain = nullptr, *native = nullptr;
   tensorflow::OpRegistry* registry = tensorflow::OpRegistry::Global();
   if (!registry->LookUpOpDef(op, &plain).ok() ||
-      !registry->LookUpOpDef("_MklNative" + op, &native).ok() ||
+      !registry->LookUpOpDef("_MklNative" + op.substr(op[0] == '_'), &native).ok() ||
       plain->input_arg_size() != native->input_arg_size() ||
       plain->output_arg_size() != native->output_arg_size()) {
     return twin;
@@ -69,12 +73,28 @@ class BorrowedCpuKernel : public tensorflow::kernel_factory::OpKernelFactory {
     tensorflow::OpKernel* kernel = nullptr;
     const tensorflow::NodeDef twin = OneDnnTwin(c->def());
     if (!twin.op().empty() && Borrow(c, twin, &kernel).ok()) return kernel;
-    const absl::Status status = Borrow(c, c->def(), &kernel);
+    absl::Status status = RefusePlaceholder(c->def());
+    if (status.ok()) status = Borrow(c, c->def(), &kernel);
     if (!status.ok()) c->SetStatus(status);
     return kernel;
   }
 
  private:
+  // Ops that only oneDNN can run are registered for the CPU with a kernel that does nothing.
+  static absl::Status RefusePlaceholder(const tensorflow::NodeDef& node) {
+    const tensorflow::OpDef* op = nullptr;
+    const tensorflow::KernelDef* kernel = nullptr;
+    std::string kernel_class;
+    if (tensorflow::OpRegistry::Global()->LookUpOpDef(node.op(), &op).ok() && op->output_arg_size() > 0 &&
+        tensorflow::FindKernelDef(tensorflow::DEVICE_CPU, node, &kernel, &kernel_class).ok() &&
+        kernel_class == "NoOp") {
+      return absl::UnimplementedError(
+          absl::StrCat("TensorFlow has no kernel for ", node.op(), " (node ", node.name(),
+                       ") that the emulated device could borrow"));
+    }
+    return absl::OkStatus();
+  }
+
   static void MarkHostMemory(const tensorflow::MemoryTypeSlice& types, const char* attribute,
                              tensorflow::NodeDef* node) {
     tensorflow::AttrValue indices;

@@ -68,7 +68,8 @@ class CopyEngine {
   };
 
   static tensorflow::thread::ThreadPool& Continuations() {
-    static auto* pool = new tensorflow::thread::ThreadPool(tensorflow::Env::Default(), "tflms_emu_copied", 2);
+    static auto* pool =
+        new tensorflow::thread::ThreadPool(tensorflow::Env::Default(), "tflms_emu_copied", 4);
     return *pool;
   }
 

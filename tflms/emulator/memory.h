@@ -36,7 +36,9 @@ class Region : public tsl::SubAllocator {
     void* start = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     *received = nbytes;
-    return start == MAP_FAILED ? nullptr : start;
+    if (start == MAP_FAILED) return nullptr;
+    madvise(start, nbytes, MADV_HUGEPAGE);  // a hint: first touches cost a fraction
+    return start;
   }
   void Free(void* start, size_t nbytes) override { munmap(start, nbytes); }
   bool SupportsCoalescing() const override { return false; }
