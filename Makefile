@@ -32,7 +32,7 @@ test: venv
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m mypy --strict tflms
+	$(BIN)/python -m mypy  # strict, on tflms: see pyproject.toml
 
 docs: $(VENV)/.docs-installed
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
