@@ -14,8 +14,12 @@ REFUSALS = [(r.name, i) for r in RULES.values() for i in range(len(r.refusals))]
 def apply(rule, case):
     graph = text.parse(case["before"])
     topological = order.topological(graph)
+    planned = [text.op_named(graph, case["bind"][n]) for n in ("reader", "sibling") if n in case["bind"]]
+    if planned:
+        topological = order.with_edges(graph, topological, [tuple(planned)])
     every = set(topological)
     forward = set(case.get("forward", ()))
+    ends = [text.op_named(graph, name) for name in case.get("targets", ())]
     phases = order.Phases(
         order=tuple(topological),
         level=tuple(order.levels(graph, topological, every)),
@@ -24,6 +28,7 @@ def apply(rule, case):
         backward_start=0,
         activation=(True,) * graph.value_count,
         guard=tuple(order.guards(graph, topological)),
+        needed_by=order._needed_by(graph, topological, ends),
     )
     engine = Engine(graph, phases)
     bindings = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ class Phases:
             of its activations.
         activation: per value, whether it is computed from data and not from variables alone.
         guard: per operation, the v1 branches that it lives in.
+        needed_by: per operation, a bit for each target (fetch, or end of the graph) that needs it.
     """
 
     order: tuple[OpId, ...]
@@ -130,6 +132,7 @@ class Phases:
     backward_start: int
     activation: tuple[bool, ...]
     guard: tuple[frozenset[tuple[ValueId, int]], ...]
+    needed_by: tuple[int, ...] = ()
 
     def late(self, op: OpId) -> bool:
         """Tell whether an operation runs behind the forward phase."""
@@ -190,7 +193,47 @@ def phases(
         backward_start=start,
         activation=tuple(active),
         guard=tuple(guards(graph, order)),
+        needed_by=_needed_by(graph, order, targets),
     )
+
+
+def _needed_by(
+    graph: Graph, order: Sequence[OpId], targets: Sequence[OpId]
+) -> tuple[int, ...]:
+    """Per operation, the set of targets that need it, as bits; no targets means all ends."""
+    ends = list(targets) or [op for op in order if not graph.successors(op)]
+    needed = [0] * graph.size
+    for bit, end in enumerate(dict.fromkeys(ends)):
+        needed[end] |= 1 << bit
+    for op in reversed(order):
+        for before in graph.predecessors(op):
+            needed[before] |= needed[op]
+    return tuple(needed)
+
+
+def with_edges(
+    graph: Graph, order: Sequence[OpId], edges: Sequence[tuple[OpId, OpId]]
+) -> list[OpId] | None:
+    """Return a topological order that also runs ``a`` before ``b`` for each edge; None on a cycle."""
+    after: dict[OpId, list[OpId]] = {}
+    waiting = [0] * graph.size
+    for a, b in edges:
+        after.setdefault(a, []).append(b)
+        waiting[b] += 1
+    place = {op: i for i, op in enumerate(order)}
+    for op in order:
+        waiting[op] += len(graph.predecessors(op))
+    ready = [place[op] for op in order if not waiting[op]]
+    heapq.heapify(ready)
+    found: list[OpId] = []
+    while ready:
+        op = order[heapq.heappop(ready)]
+        found.append(op)
+        for follower in (*graph.successors(op), *after.get(op, ())):
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, place[follower])
+    return found if len(found) == len(order) else None
 
 
 def _activations(graph: Graph, order: Sequence[OpId]) -> list[bool]:

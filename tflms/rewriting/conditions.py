@@ -27,6 +27,7 @@ class Env:
     witness: dict[OpId, tuple[int, int]]
     guard: Sequence[Guard]
     forward: Sequence[bool]
+    needed_by: Sequence[int] = ()
     bindings: dict[str, Any] = field(default_factory=dict)
     touched: list[tuple[Use, ValueId]] = field(default_factory=list)
 
@@ -205,6 +206,35 @@ def ordered(env: Env, a: str, b: str) -> str | None:
     if env.witness[first] < env.witness[second]:
         return None
     return f"{env.name(first)} is not planned to run before {env.name(second)}"
+
+
+@_condition
+def reads(env: Env, op: str, v: str) -> str | None:
+    """An operation reads a value."""
+    if env.value(v) in env.graph.op(env.op(op)).inputs:
+        return None
+    return f"{env.name(env.op(op))} does not read {v}"
+
+
+@_condition
+def siblings(env: Env, a: str, b: str) -> str | None:
+    """Two operations read one value in common, and neither needs the other."""
+    first, second = env.op(a), env.op(b)
+    inputs = set(env.graph.op(first).inputs) & set(env.graph.op(second).inputs)
+    if first == second or not inputs:
+        return f"{env.name(first)} and {env.name(second)} read nothing in common"
+    if env.reach.precedes(second, first):
+        return f"{env.name(first)} needs {env.name(second)}"
+    return None
+
+
+@_condition
+def together(env: Env, a: str, b: str) -> str | None:
+    """Whatever is asked for, a run that needs b needs a as well: nothing is dragged into it."""
+    first, second = env.op(a), env.op(b)
+    if env.needed_by[second] & ~env.needed_by[first]:
+        return f"some run needs {env.name(second)} and not {env.name(first)}"
+    return None
 
 
 # what rules ensure --------------------------------------------------------------------------------

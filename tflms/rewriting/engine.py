@@ -66,6 +66,7 @@ class Engine:
             witness={op.id: (position[op.id], 0) for op in graph.ops()},
             guard=phases.guard,
             forward=phases.forward,
+            needed_by=phases.needed_by,
         )
         self._count = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
 from tflms.runtime import survival, write
 from tflms.runtime.placement import check_devices
+from tflms.strategies import siblings
 from tflms.strategies import swap as swapping
 
 _log = logging.getLogger(__name__)
@@ -89,8 +91,16 @@ def rewrite(
             "this graph is rewritten already (it holds operations under tflms/); build it anew to "
             "rewrite it with another config"
         )
+    pairs = siblings.pairs(job.graph, job.phases)
+    agreed = order.with_edges(job.graph, job.phases.order, pairs)
+    if agreed is None:
+        pairs = []
+    else:  # one order that agrees with all pairs proves that they close no cycle
+        job.phases = dataclasses.replace(job.phases, order=tuple(agreed))
     engine = Engine(job.graph, job.phases, host_device=config.host_device)
-    return _finish(job, engine, swapping.run(engine, config), keep)
+    swapped = swapping.run(engine, config)
+    siblings.run(engine, swapped, pairs)
+    return _finish(job, engine, swapped, keep)
 
 
 def start(
