@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -11,14 +12,18 @@ from setuptools import find_packages, setup
 # are extras, and tflms/installed.py says what to do where TensorFlow is missing.
 TENSORFLOW = ">=2.21"
 
+HERE = Path(__file__).resolve().parent
+SOURCE = (HERE / "tflms" / "__init__.py").read_text(encoding="utf-8")
+VERSION = re.findall(r'^__version__ = "(.+)"$', SOURCE, flags=re.MULTILINE)
+
 setup(
     name="tflms",
-    version="0.1.0",
+    version=VERSION[0],
     description=(
         "Train TensorFlow models that do not fit in the accelerator's memory, "
         "with the same numbers."
     ),
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     keywords="tensorflow keras memory swapping checkpointing recomputation large-model",

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import tflms
+
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tflms", "rules")
 INSTALL_SECONDS = 300
@@ -164,4 +166,5 @@ def test_the_wheel_asks_for_no_flavour_of_tensorflow(wheel):
     assert len(tensorflow) == 2
     assert all("extra ==" in line for line in tensorflow), tensorflow
     assert licences
+    assert f"\nVersion: {tflms.__version__}\n" in metadata
     assert "Requires-Python: >=3.11" in metadata
