@@ -21,7 +21,7 @@ def unet3d(
     labels: Feed | None = None,
     normalize: bool = False,
     optimizer_name: str = "adam",
-    learning_rate: float = 1e-3,
+    learning_rate: float = 3e-4,
     seed: int = 0,
     device: str | None = None,
 ) -> TrainingGraph:
