@@ -139,6 +139,11 @@ def of(op_type: str) -> Effects:
     return _TABLE.get(op_type, UNKNOWN)
 
 
+def takes_shape(op_type: str) -> bool:
+    """Tell whether operations of this type look at the shape of their inputs only."""
+    return op_type in ("Shape", "ShapeN", "Size", "Rank")
+
+
 def owns_variable(op_type: str) -> bool:
     """Tell whether operations of this type are the home of a variable."""
     return op_type in _OWNERS

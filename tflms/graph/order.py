@@ -118,8 +118,7 @@ class Phases:
         level: longest way from a source, -1 outside of the step.
         step: whether the operation takes part in the training step.
         forward: whether it belongs to the forward phase (the loss and all that it needs).
-        backward_start: the least level of an operation behind the forward phase that reads one
-            of its activations.
+        backward_start: the level behind the deepest activation that the backward phase reads.
         activation: per value, whether it is computed from data and not from variables alone.
         guard: per operation, the v1 branches that it lives in.
         needed_by: per operation, a bit for each target (fetch, or end of the graph) that needs it.
@@ -135,8 +134,8 @@ class Phases:
     needed_by: tuple[int, ...] = ()
 
     def late(self, op: OpId) -> bool:
-        """Tell whether an operation runs behind the forward phase."""
-        return self.step[op] and not self.forward[op]
+        """Tell whether an operation belongs to the backward phase or comes after it."""
+        return self.step[op] and not self.forward[op] and self.level[op] >= self.backward_start
 
 
 def phases(
@@ -163,21 +162,21 @@ def phases(
     if loss is not None:
         forward = ancestors(graph, [graph.value(loss).op])
     else:
-        turn = _turn(graph, level, active)
-        forward = {op for op in step if level[op] <= turn}
-    start = min(
+        widest = _turn(graph, level, active)
+        forward = {op for op in step if level[op] <= widest}
+    # The deepest activation that something behind the forward phase reads marks the turn. What is
+    # behind the forward phase and yet above the turn (moving averages, shapes) runs early.
+    turn = max(
         (
-            level[use.op]
-            for op in step
-            if op in forward
+            level[op]
+            for op in step & forward
             for value in graph.op(op).outputs
-            if active[value] and graph.value(value).is_tensor
-            for use in graph.value(value).uses
-            if use.op in step and use.op not in forward
+            if active[value] and graph.value(value).is_tensor and graph.value(value).shape != ()
+            if any(u.op in step and u.op not in forward for u in graph.value(value).uses)
         ),
         default=-1,
     )
-    if start < 0:
+    if turn < 0:
         where = repr(graph.value_name(loss)) if loss is not None else "the graph"
         raise GraphError(
             f"no gradient ops reach back from {where}: nothing behind the forward phase reads an "
@@ -190,7 +189,7 @@ def phases(
         level=tuple(level),
         step=tuple(i in step for i in ids),
         forward=tuple(i in forward for i in ids),
-        backward_start=start,
+        backward_start=turn + 1,
         activation=tuple(active),
         guard=tuple(guards(graph, order)),
         needed_by=_needed_by(graph, order, targets),

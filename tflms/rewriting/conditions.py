@@ -209,6 +209,39 @@ def ordered(env: Env, a: str, b: str) -> str | None:
 
 
 @_condition
+def shape_only(env: Env, s: str) -> str | None:
+    """The operation looks at nothing but the shape of its inputs, and at the root frame's only."""
+    op = env.graph.op(env.op(s))
+    if not effects.takes_shape(op.type):
+        return f"{op.name!r} ({op.type}) does more than take a shape"
+    if op.frame or env.guard[op.id]:
+        return f"{op.name!r} runs in a loop or a branch"
+    return None
+
+
+@_condition
+def still_ordered(env: Env, s: str, readers: str) -> str | None:
+    """What an operation waits for, its readers also wait for by another way."""
+    graph, source = env.graph, env.op(s)
+    wanted = set(graph.op(source).controls)
+    lowest = min((env.witness[c] for c in wanted), default=(0, 0))
+    for reader in dict.fromkeys(use.op for use in env.uses(readers)):
+        missing = set(wanted)
+        stack = [p for p in graph.predecessors(reader) if p != source]
+        seen = set(stack)
+        while stack and missing:
+            here = stack.pop()
+            missing.discard(here)
+            for before in graph.predecessors(here):
+                if before not in seen and before != source and env.witness[before] >= lowest:
+                    seen.add(before)
+                    stack.append(before)
+        if missing:
+            return f"{env.name(reader)} would no longer wait for {env.name(min(missing))}"
+    return None
+
+
+@_condition
 def reads(env: Env, op: str, v: str) -> str | None:
     """An operation reads a value."""
     if env.value(v) in env.graph.op(env.op(op)).inputs:

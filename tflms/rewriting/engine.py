@@ -170,7 +170,7 @@ class Engine:
             uses = tuple(env.uses(statement.name))
             for use in uses:
                 self._touch(use)
-                graph.rewire(use, env.value(statement.source))
+                graph.rewire(use, self._replacement(use, env.value(statement.source)))
         elif statement.form == "drop":
             graph.drop(env.op(statement.name))
         else:
@@ -182,6 +182,13 @@ class Engine:
                 self._place(graph.op(op_id))
             for slot in range(len(graph.op(op_id).inputs)):
                 self._touch(Use(op_id, slot))
+
+    def _replacement(self, use: Use, value: ValueId) -> ValueId:
+        """What a use reads from now on: of a clone with several outputs, the one it read before."""
+        maker = self.graph.producer(value)
+        if maker.role != "clone":
+            return value
+        return maker.outputs[self.graph.value(self.graph.op(use.op).inputs[use.slot]).index]
 
     def _touch(self, use: Use) -> None:
         now = self.graph.op(use.op).inputs[use.slot]

@@ -22,7 +22,7 @@ from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
 from tflms.runtime import survival, write
 from tflms.runtime.placement import check_devices
-from tflms.strategies import siblings
+from tflms.strategies import shapes, siblings
 from tflms.strategies import swap as swapping
 
 _log = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ def rewrite(
     else:  # one order that agrees with all pairs proves that they close no cycle
         job.phases = dataclasses.replace(job.phases, order=tuple(agreed))
     engine = Engine(job.graph, job.phases, host_device=config.host_device)
+    shapes.run(engine)
     swapped = swapping.run(engine, config)
     siblings.run(engine, swapped, pairs)
     return _finish(job, engine, swapped, keep)

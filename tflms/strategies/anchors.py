@@ -29,10 +29,13 @@ class Search:
         """Tell whether an operation may serve as an anchor for a use.
 
         It makes an activation-sized tensor (a shape computation would fire long before its level),
-        lies behind ``after``, and lives in the frame and branches of the use.
+        lies behind ``after``, lives in the frame and branches of the use, and belongs to the
+        backward phase if the use does.
         """
         graph, phases = self.graph, self.phases
         if op >= graph.original_ops or phases.level[op] <= after:
+            return False
+        if phases.late(use) and not phases.late(op):
             return False
         node = graph.op(op)
         if node.frame != graph.op(use).frame or not phases.guard[op] <= phases.guard[use]:

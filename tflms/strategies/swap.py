@@ -129,13 +129,13 @@ def _candidate(
         return None
     level = phases.level
     born = level[graph.value(value).op]
-    uses = sorted((u for u in graph.uses(value) if phases.step[u.op]), key=lambda u: (level[u.op], u))
+    uses = [u for u in graph.uses(value) if _counts(graph, phases, u)]
+    uses.sort(key=lambda u: (level[u.op], u))
     find = BY_NAME[str(config.strategy)]
     gone, first = born, 0
     for at, use in enumerate(uses):  # forward uses keep the value, unless they are far branches
-        if phases.forward[use.op] and not (
-            config.swap_branches and level[use.op] - born > config.branch_threshold
-        ):
+        far = config.swap_branches and level[use.op] - born > config.branch_threshold
+        if not phases.late(use.op) and not (far and phases.forward[use.op]):
             gone, first = level[use.op], at + 1
     anchors: list[OpId] = []
     at = first
@@ -150,6 +150,16 @@ def _candidate(
         return None
     served = tuple(zip(uses[first:], anchors, strict=True))
     return _Candidate(value, served, gone, level[uses[first].op] - gone)
+
+
+def _counts(graph: Graph, phases: Phases, use: Use) -> bool:
+    """Whether a use keeps its value: not of an early clone, nor of what nothing needs any more."""
+    if use.op >= graph.original_ops or not phases.step[use.op]:
+        return False
+    op = graph.op(use.op)
+    if not effects.takes_shape(op.type) or graph.control_users(use.op):
+        return True
+    return any(graph.uses(v) for v in op.outputs)
 
 
 def _swap(engine: Engine, config: Config, candidate: _Candidate) -> Swapped | None:
