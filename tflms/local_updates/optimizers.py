@@ -1,0 +1,59 @@
+"""Gives each chunk its own optimizer, made from the one that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tflms.errors import ConfigError
+
+
+def optimizers_for(optimizer: Any, *, chunks: int) -> list[Any]:
+    """Return one optimizer per chunk.
+
+    The last chunk gets the given object (callbacks find it as ``trainer.optimizer``), the others
+    get copies of its settings.
+
+    Raises:
+        ConfigError: a list of the wrong length, or the same object twice.
+    """
+    if isinstance(optimizer, (list, tuple)):
+        found = [keras.optimizers.get(entry) for entry in optimizer]
+        if len(found) != chunks:
+            raise ConfigError(
+                f"optimizer= lists {len(found)} optimizers for {chunks} chunks; give one per chunk"
+            )
+        if len({id(entry) for entry in found}) != chunks:
+            raise ConfigError("optimizer= lists one optimizer twice; each chunk needs its own")
+        return found
+    last = keras.optimizers.get(optimizer)
+    return [*[copy_of(last) for _ in range(chunks - 1)], last]
+
+
+def copy_of(optimizer: Any) -> Any:
+    """Return a fresh optimizer with the same settings and no state."""
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def has_plain_rate(optimizer: Any) -> bool:
+    """Whether the learning rate is a value that callbacks may set (not a schedule)."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return not isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """Return the learning rate that a callback may have set, or None for a schedule."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return float(inner.learning_rate) if has_plain_rate(inner) else None
+
+
+def set_learning_rate(optimizers: Sequence[Any], rate: float | None) -> None:
+    """Set the learning rate of each optimizer that has a plain one."""
+    if rate is None:
+        return
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if has_plain_rate(inner) and float(inner.learning_rate) != rate:
+            inner.learning_rate = rate

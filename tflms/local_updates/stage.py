@@ -1,0 +1,129 @@
+"""Holds what one chunk needs to train: its block, its exit (head, loss, metrics), its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tflms.local_updates.plan import ChunkNet
+from tflms.local_updates.windows import Window
+
+
+class Exit(keras.Model):
+    """A loss behind a chunk: the head (none behind the last chunk) with compiled loss and metrics.
+
+    Args:
+        head: model from the chunk's main output to predictions, or None to take it as it is.
+    """
+
+    def __init__(self, head: Any | None, *, name: str) -> None:
+        super().__init__(name=name)
+        self.head = head
+        self.built = True
+
+    def call(self, outputs: Any, training: bool = False) -> Any:
+        """Return predictions from the chunk's main output."""
+        return outputs if self.head is None else self.head(outputs, training=training)
+
+    def track_loss(self, loss: Any, *, examples: Any) -> None:
+        """Add a batch's loss to the running mean that is reported as ``loss``."""
+        # Keras divides a loss by the number of replicas: undo it for the report, as fit() does.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        shown = loss if replicas == 1 else loss * replicas
+        self.metrics[0].update_state(shown, sample_weight=examples)
+
+    def results(self) -> dict[str, Any]:
+        """Return the metrics by name, the loss first."""
+        return dict(self.get_metrics_result())
+
+
+class Stage:
+    """One chunk at work.
+
+    Attributes:
+        index: the chunk's position.
+        block: Keras model of the chunk.
+        routes: how each leaving tensor comes about, see ``ChunkNet``.
+        exit: the loss behind the chunk, or None.
+        windows: the windows that hold the chunk, by their end.
+        optimizer: the chunk's own optimizer, set by ``LocalTrainer.compile``.
+        device: TensorFlow device for the chunk's step, or None.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        net: ChunkNet,
+        exit_: Exit | None,
+        windows: Sequence[Window],
+        *,
+        device: str | None,
+    ) -> None:
+        self.index = index
+        self.block = net.model
+        self.routes = net.routes
+        self.exit = exit_
+        self.windows = tuple(windows)
+        self.optimizer: Any = None
+        self.device = device
+
+    @property
+    def own_window(self) -> Window | None:
+        """The window whose loss lies behind this chunk."""
+        return next((w for w in self.windows if w.last == self.index), None)
+
+    @property
+    def sends_back(self) -> bool:
+        """Whether a window reaches from this chunk to the one before it."""
+        return any(window.first < self.index for window in self.windows)
+
+    @property
+    def trainable(self) -> list[Any]:
+        """The variables that this chunk's optimizer updates: the block's, then the head's."""
+        head = [] if self.exit is None else list(self.exit.trainable_variables)
+        return [*(self.block.trainable_variables if self.windows else []), *head]
+
+    def variables(self) -> list[Any]:
+        """Return every variable that decides how this chunk goes on, each once, in order."""
+        found = list(self.block.variables)
+        if self.exit is not None:
+            found += list(self.exit.variables)
+            found += [v for metric in self.exit.metrics for v in metric.variables]
+        if self.optimizer is not None:
+            found += list(self.optimizer.variables)
+        for layer in [self.block, *([self.exit] if self.exit is not None else [])]:
+            found += seed_states(layer)
+        return list({id(variable): variable for variable in found}.values())
+
+    def forward(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
+        """Return the tensors that leave the chunk."""
+        arguments = list(inputs) if len(self.block.inputs) > 1 else inputs[0]
+        made = keras.tree.flatten(self.block(arguments, training=training))
+        source = {"in": inputs, "out": made}
+        return [source[kind][position] for kind, position in self.routes]
+
+    def main(self, outputs: Sequence[Any]) -> Any:
+        """Return the leaving tensor that heads read: the last one that the chunk itself made."""
+        made = [
+            tensor
+            for tensor, (kind, _) in zip(outputs, self.routes, strict=True)
+            if kind == "out" and tf.as_dtype(tensor.dtype).is_floating
+        ]
+        return made[-1]
+
+
+def seed_states(layer: Any) -> list[Any]:
+    """Return the state variables of the random generators inside a layer (dropout's seeds)."""
+    return [
+        generator.state
+        for inner in layer._flatten_layers()
+        for generator in getattr(inner, "_seed_generators", ())
+    ]
+
+
+def examples_in(tensors: Any) -> Any:
+    """Return the batch size of the first tensor of a nest, as a tensor."""
+    return tf.shape(keras.tree.flatten(tensors)[0])[0]

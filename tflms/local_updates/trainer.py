@@ -1,0 +1,365 @@
+"""Trains a split model by local updates behind Keras's own compile, fit, evaluate and predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tflms.errors import ConfigError
+from tflms.local_updates.assembly import build_stages, exits_of, named_results
+from tflms.local_updates.evaluation import EXITS, ensemble, exit_model
+from tflms.local_updates.failure import ChunkError
+from tflms.local_updates.optimizers import copy_of, learning_rate, optimizers_for, set_learning_rate
+from tflms.local_updates.plan import SplitPlan
+from tflms.local_updates.runtimes import make_runtime
+from tflms.local_updates.split import split
+from tflms.local_updates.stage import Exit, examples_in
+from tflms.local_updates.sweep import Sweep
+from tflms.local_updates.windows import windows_of
+
+RUNTIMES = ("fused", "threads", "processes")
+
+
+class LocalTrainer(keras.Model):
+    """A Keras model whose chunks train by their own losses, with no gradient across a cut.
+
+    ``fit``, ``evaluate`` and ``predict`` are Keras's; the weights are those of the model that was
+    split. Metrics are reported per exit: ``loss`` is the last one, ``loss_0`` the first chunk's.
+
+    Args:
+        model: the model that was split.
+        plan: where it is cut; default: behind every block.
+        method: ``"backprop"`` (exact, one loss), ``"greedy"`` (a loss behind every block: the plan
+            is replaced by the finest one), ``"overlapping"`` (windows of chunks), ``"chunked"`` (a
+            loss behind each chunk of the plan), ``"last"`` (only the last chunk trains).
+        heads: name of the auxiliary heads (see ``heads.HEADS``), a function from the chunk's output
+            shape to a Keras model, or a list with one of these per inner chunk.
+        head_options: further arguments of ``heads.make_head`` (``rank``, ``hidden``,
+            ``initializer``, ``table``).
+        devices: TensorFlow device per chunk; the chunk's variables are moved there.
+        runtime: ``"fused"`` (one graph, for memory), ``"threads"`` (one per chunk and device) or
+            ``"processes"`` (one per chunk, see ``python -m tflms local-run``).
+        queue_size: batches that may wait in front of a chunk.
+        window: chunks in a window of ``"overlapping"`` (2).
+        stride: chunks from one window to the next (1).
+        form: of ``"overlapping"``: ``"cotangent"`` (no forward pass twice) or ``"duplicates"``
+            (each window trains a copy, the copies' updates are averaged; fused only).
+        sync_every: steps between two averages of the duplicates.
+        ordered: put each chunk behind the last one's update; False only to show what it is for.
+        timeout: seconds that a chunk waits for a peer before the run is given up.
+        stop_on_nan: end the run with an error when a chunk's loss is no number.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        GraphError: the model cannot be cut.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        plan: SplitPlan | None = None,
+        *,
+        method: str = "chunked",
+        heads: Any = "auto",
+        head_options: dict[str, Any] | None = None,
+        devices: Sequence[str] | None = None,
+        runtime: str = "fused",
+        queue_size: int = 2,
+        window: int | None = None,
+        stride: int | None = None,
+        form: str = "cotangent",
+        sync_every: int = 1,
+        ordered: bool = True,
+        timeout: float = 300.0,
+        stop_on_nan: bool = True,
+    ) -> None:
+        super().__init__(name=f"local_{model.name}")
+        if plan is None or method == "greedy":
+            plan = split(model, batch_size=32 if plan is None else plan.batch_size)
+        if plan.model is not model:
+            raise ConfigError("plan= was made for another model; call split() with this one")
+        if runtime not in RUNTIMES:
+            raise ConfigError(f"runtime={runtime!r} is unknown; use one of {', '.join(RUNTIMES)}")
+        if queue_size < 1:
+            raise ConfigError(f"queue_size={queue_size} lets no batch through; use 1 or more")
+        self.plan = plan
+        self.method = method
+        self.queue_size = queue_size
+        self.timeout = float(timeout)
+        self.stop_on_nan = stop_on_nan
+        self.ordered = ordered
+        self.runtime_name = runtime
+        self.windows = windows_of(method, chunks=len(plan.chunks), window=window, stride=stride)
+        self.source = model
+        self._stage_list = [
+            build_stages(
+                plan, self.windows, heads=heads, head_options=head_options or {}, devices=devices
+            )
+        ]
+        self.exit_models = [exit_ for _, exit_ in exits_of(self.stages)]
+        self._checks(runtime=runtime, form=form, sync_every=sync_every, heads=heads)
+        self._exits = "last"
+        self._ensemble: Exit | None = None
+        self._batches_done = 0
+        self.train_function: Any = None
+        self._runtime = make_runtime(self, runtime, form=form, sync_every=sync_every)
+        self.built = True
+
+    @property
+    def stages(self) -> list[Any]:
+        """The chunks at work, in order."""
+        return list(self._stage_list[0])
+
+    def _checks(self, *, runtime: str, form: str, sync_every: int, heads: Any) -> None:
+        if form not in ("cotangent", "duplicates"):
+            raise ConfigError(f"form={form!r} is unknown; use 'cotangent' or 'duplicates'")
+        if form == "duplicates" and (self.method != "overlapping" or runtime != "fused"):
+            raise ConfigError(
+                "form='duplicates' is a form of method='overlapping' in runtime='fused'; the other "
+                "runtimes average by form='cotangent', which needs one message per neighbour"
+            )
+        if sync_every < 1 or (sync_every > 1 and form != "duplicates"):
+            raise ConfigError(
+                f"sync_every={sync_every}: 1, or more with form='duplicates', which averages copies"
+            )
+        if heads == "lm_tied" and runtime != "fused":
+            raise ConfigError(
+                "heads='lm_tied' reads a weight that another chunk updates; only runtime='fused' "
+                "has one copy at one time: use 'lm_linear' or 'lm_lowrank'"
+            )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Return the whole model's output."""
+        return self.source(inputs, training=training)
+
+    # -- compile -------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Sequence[Any] | None = None,
+        weighted_metrics: Sequence[Any] | None = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+    ) -> None:
+        """Set optimizer(s), loss and metrics; each chunk gets its own optimizer.
+
+        Args:
+            optimizer: as in Keras (copied for each chunk), or a list with one per chunk.
+            loss: the task loss; every exit has it.
+            metrics: metrics of every exit.
+            weighted_metrics: metrics that see the sample weights.
+            run_eagerly: run the fused step without a graph.
+            steps_per_execution: batches per call, in the fused runtime.
+            jit_compile: XLA undoes the order between chunks, so it is refused for several.
+
+        Raises:
+            ConfigError: a setting does not go with several chunks.
+        """
+        count = len(self.stages)
+        if jit_compile is True and count > 1:
+            raise ConfigError(
+                "jit_compile=True: XLA ignores the order between chunks and keeps all activations; "
+                "leave it out"
+            )
+        if steps_per_execution != 1 and self.runtime_name != "fused":
+            raise ConfigError("steps_per_execution= belongs to runtime='fused'; use 1")
+        optimizers = optimizers_for(optimizer, chunks=count)
+        for stage, own in zip(self.stages, optimizers, strict=True):
+            self._check_optimizer(stage, own)
+            stage.optimizer = own
+            if stage.exit is not None:
+                last = stage is self.stages[-1]
+                stage.exit.compile(
+                    optimizer=own,
+                    loss=loss,
+                    metrics=metrics if last else _copies(metrics),
+                    weighted_metrics=weighted_metrics if last else _copies(weighted_metrics),
+                    jit_compile=False,
+                )
+                stage.optimizer = stage.exit.optimizer
+        self._ensemble = Exit(None, name="ensemble")
+        self._ensemble.compile(optimizer=None, loss=loss, metrics=_copies(metrics))
+        super().compile(
+            optimizer=self.stages[-1].optimizer,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile if count == 1 else False,
+        )
+        for stage in self.stages:
+            if stage.trainable:
+                with tf.device(stage.device):
+                    stage.optimizer.build(stage.trainable)
+        self._runtime.compiled()
+
+    def _check_optimizer(self, stage: Any, optimizer: Any) -> None:
+        if len(self.stages) == 1:
+            return
+        if getattr(optimizer, "use_ema", False):
+            raise ConfigError("use_ema=True: Keras averages one optimizer's weights; use one chunk")
+        wide = any(window.first != window.last for window in self.windows)
+        if wide and getattr(optimizer, "global_clipnorm", None):
+            raise ConfigError(
+                f"global_clipnorm= would see one chunk's gradients only under "
+                f"method={self.method!r}; use clipnorm= or clipvalue="
+            )
+        if wide and self.source.dtype_policy.name == "mixed_float16":
+            raise ConfigError(
+                f"mixed_float16 scales each chunk's loss by itself, method={self.method!r} sends "
+                "gradients between chunks; use mixed_bfloat16, or method='chunked' or 'greedy'"
+            )
+
+    # -- metrics -------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics of all exits, those of the last one first."""
+        found = [metric for _, exit_ in exits_of(self.stages) for metric in exit_.metrics]
+        if self._ensemble is not None:
+            found += self._ensemble.metrics
+        return found
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Return the results per exit; asynchronous chunks are waited for."""
+        self._runtime.drain()
+        return named_results(self.stages, mode=self._exits, ensemble=self._ensemble)
+
+    # -- steps of the fused runtime ------------------------------------------------------------
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Train all chunks on one batch, in order, within one graph."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        self._runtime.step(keras.tree.flatten(x), y, weights)
+        return named_results(self.stages, mode="all", ensemble=None)
+
+    def fused_step(self, inputs: Sequence[Any], labels: Any, weights: Any) -> list[Any]:
+        """Train all chunks on one batch and return each chunk's ``step.Done``."""
+        return Sweep(self.stages, ordered=self.ordered).run(inputs, labels, weights)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Evaluate one batch at the exits that ``evaluate`` asks for."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        tensors = keras.tree.flatten(x)
+        predictions, penalties = [], []
+        for stage in self.stages:
+            tensors = stage.forward(tensors, training=False)
+            penalties += [tf.reduce_sum(penalty) for penalty in stage.block.losses]
+            exit_ = stage.exit
+            if exit_ is None or (self._exits == "last" and stage is not self.stages[-1]):
+                continue
+            predictions.append(exit_(stage.main(tensors), training=False))
+            if self._exits != "ensemble":
+                _score(exit_, predictions[-1], penalties, y, weights)
+        if self._exits == "ensemble":
+            assert self._ensemble is not None
+            _score(self._ensemble, ensemble(predictions), [], y, weights)
+        return named_results(self.stages, mode=self._exits, ensemble=self._ensemble)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Make what ``fit`` calls for each batch; the runtime decides what that is."""
+        self._exits = "all"
+        if self.train_function is not None and not force:
+            return
+        custom = self._runtime.train_function()
+        if custom is None:
+            super().make_train_function(force=force)
+            custom = self.train_function
+        self.train_function = self._checked(custom)
+
+    def _checked(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the train function with a look at the losses after each batch."""
+
+        def call(iterator: Any) -> Any:
+            rates = learning_rate(self.optimizer)
+            set_learning_rate([stage.optimizer for stage in self.stages[:-1]], rates)
+            logs = function(iterator)
+            if self.stop_on_nan and self.runtime_name == "fused":
+                self._look_for_nan(logs)
+            self._batches_done += self.steps_per_execution
+            return logs
+
+        return call
+
+    def _look_for_nan(self, logs: dict[str, Any]) -> None:
+        for stage, _ in exits_of(self.stages):
+            name = "loss" if stage is self.stages[-1] else f"loss_{stage.index}"
+            if not math.isfinite(float(logs[name])):
+                raise ChunkError(
+                    "its loss is no number (NaN or infinite); lower the learning rate, or pass "
+                    "stop_on_nan=False to go on",
+                    chunk=stage.index,
+                    batch=self._batches_done,
+                )
+
+    # -- what users call -----------------------------------------------------------------------
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as ``keras.Model.fit`` does, with the same arguments."""
+        self._assert_compile_called("fit")
+        self._batches_done = 0
+        with self._runtime.session("fit"):
+            return self._runtime.fit(super().fit, *args, **kwargs)
+
+    def evaluate(self, *args: Any, exits: str = "last", **kwargs: Any) -> Any:
+        """Evaluate as ``keras.Model.evaluate`` does.
+
+        Args:
+            *args: as in Keras.
+            exits: ``"last"`` the model's output; ``"all"`` every exit (``loss_0``, ...);
+                ``"ensemble"`` the mean of all exits, deeper ones weighted twice the one before.
+            **kwargs: as in Keras.
+        """
+        if exits not in EXITS:
+            raise ConfigError(f"exits={exits!r} is unknown; use one of {', '.join(EXITS)}")
+        before = self._exits
+        if self._exits != exits:
+            self._exits = exits
+            self.test_function = None
+        try:
+            with self._runtime.session("evaluate"):
+                return self._runtime.evaluate(super().evaluate, *args, **kwargs)
+        finally:
+            if before != exits:
+                self._exits = before
+                self.test_function = None
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict with the whole model, as ``keras.Model.predict`` does."""
+        return super().predict(*args, **kwargs)
+
+    def export(self, exit: int | None = None, **kwargs: Any) -> Any:
+        """Return a plain Keras model that shares the trained weights.
+
+        Args:
+            exit: the chunk whose head ends the model; default: the original model without heads.
+            **kwargs: none are known; named so that a Keras-style call gives a clear error.
+
+        Raises:
+            ConfigError: that chunk has no exit.
+        """
+        if kwargs:
+            raise ConfigError(f"export() knows exit= alone, not {', '.join(sorted(kwargs))}")
+        return exit_model(self, exit)
+
+
+def _copies(metrics: Sequence[Any] | None) -> list[Any] | None:
+    """Return metrics for another exit: objects with state are copied, names are kept."""
+    if metrics is None:
+        return None
+    listed = metrics if isinstance(metrics, (list, tuple)) else [metrics]
+    return [copy_of(m) if isinstance(m, keras.metrics.Metric) else m for m in listed]
+
+
+def _score(exit_: Exit, predictions: Any, penalties: list[Any], labels: Any, weights: Any) -> None:
+    loss = exit_.compute_loss(
+        x=None, y=labels, y_pred=predictions, sample_weight=weights, training=False
+    )
+    total = tf.add_n([loss, *penalties]) if penalties else loss
+    exit_.track_loss(total, examples=examples_in(predictions))
+    exit_.compute_metrics(None, labels, predictions, sample_weight=weights)
