@@ -78,9 +78,7 @@ class Config:
         if self.lb < 1:
             raise ConfigError(f"lb is {self.lb}; an anchor lies at least 1 level before its use")
         if self.lb > self.ub:
-            raise ConfigError(
-                f"lb is {self.lb} and ub is {self.ub}; lb must not be larger than ub"
-            )
+            raise ConfigError(f"lb is {self.lb} and ub is {self.ub}; lb must not be larger than ub")
         self._set("min_swap_bytes", _size("min_swap_bytes", self.min_swap_bytes))
         if self.host_memory_limit is not None:
             self._set("host_memory_limit", _size("host_memory_limit", self.host_memory_limit))

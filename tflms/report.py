@@ -1,8 +1,9 @@
-"""What a rewrite did and why: swaps, recomputations, refusals, sizes; every figure with its label."""
+"""What a rewrite did and why: swaps, recomputations, refusals, sizes; every figure labelled."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -143,8 +144,8 @@ class Report:
             if bare in (swap.value, swap.swap_out, *swap.swap_ins):
                 size = "unknown size" if swap.nbytes is None else units.format_bytes(swap.nbytes)
                 return (
-                    f"{swap.value} ({size}) is swapped: it leaves after level {swap.gone_level} and "
-                    f"comes back for {', '.join(swap.uses)} when {', '.join(swap.anchors)} has run"
+                    f"{swap.value} ({size}) is swapped: it leaves after level {swap.gone_level} "
+                    f"and comes back for {', '.join(swap.uses)} when {', '.join(swap.anchors)} has run"
                 )
         for recompute in self.recomputes:
             if bare == recompute.op or bare in recompute.clones:
@@ -175,7 +176,7 @@ class Report:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        console = Console(width=100, record=True, file=_Nowhere())
+        console = Console(width=100, record=True, file=io.StringIO())
         console.print(self)
         return console.export_text()
 
@@ -213,16 +214,6 @@ class Report:
         for note in self.notes:
             table.add_row("note", note)
         return table
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        return None
 
 
 def _size(nbytes: int) -> str:

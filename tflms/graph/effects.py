@@ -29,66 +29,98 @@ class Effects:
 
 UNKNOWN = Effects()
 
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
 # Elementwise, linear-algebra and neural-network ops, their gradients among them: pure kernels
 # whose outputs are tensors of their own.
-_COMPUTE = """
-Abs Acos Acosh Add AddN AddV2 All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan Atan2 Atanh
-AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 BatchMatMulV3 BatchNormWithGlobalNormalization
-BatchNormWithGlobalNormalizationGrad BatchToSpace BatchToSpaceND Betainc BiasAdd BiasAddGrad Bincount BitwiseAnd BitwiseOr
-BitwiseXor BroadcastTo Bucketize Cast Ceil CheckNumerics Cholesky CholeskyGrad ClipByValue Complex ComplexAbs Concat
-ConcatV2 Conj Conv Conv2D Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D
-Conv3DBackpropFilter Conv3DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropInputV2 Cos Cosh CropAndResize
-CropAndResizeGradBoxes CropAndResizeGradImage Cross Cumprod Cumsum CumulativeLogsumexp DataFormatVecPermute DepthToSpace
-DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Diag DiagPart Digamma
-Dilation2D Dilation2DBackpropFilter Dilation2DBackpropInput Div DivNoNan DynamicPartition DynamicStitch
-Einsum Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1 ExtractImagePatches FFT FFT2D FFT3D FakeQuantWithMinMaxArgs
-FakeQuantWithMinMaxVars Fill Floor FloorDiv FloorMod FractionalAvgPoolGrad FusedBatchNorm FusedBatchNormGrad
-FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Gather GatherNd GatherV2 Greater GreaterEqual
-IFFT IFFT2D IFFT3D IRFFT IRFFT2D IRFFT3D Igamma IgammaGradA Igammac Imag InTopK InTopKV2 Inv InvGrad InvertPermutation
-IsFinite IsInf IsNan L2Loss LRN LRNGrad LeakyRelu LeakyReluGrad Less LessEqual Lgamma Log Log1p LogMatrixDeterminant
-LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart
-MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
-MatrixSolve MatrixTriangularSolve Max MaxPool MaxPool3D MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad
-MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolV2 MaxPoolWithArgmax Maximum Mean Min Minimum MirrorPad
-MirrorPadGrad Mod Mul MulNoNan Ndtri Neg NextAfter NonMaxSuppressionV3 NotEqual OneHot OnesLike Pack Pad PadV2
-ParallelDynamicStitch Polygamma Pow Prod Qr RFFT RFFT2D RFFT3D Range Real RealDiv Reciprocal ReciprocalGrad Relu Relu6
-Relu6Grad ReluGrad ResizeArea ResizeBicubic ResizeBicubicGrad ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
-ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 RightShift Rint Roll Round Rsqrt RsqrtGrad ScaleAndTranslate
-ScaleAndTranslateGrad ScatterNd SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2
-Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinc Sinh Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus
-SoftplusGrad Softsign SoftsignGrad SpaceToBatch SpaceToBatchND SpaceToDepth SparseSegmentMean SparseSegmentMeanGrad
-SparseSegmentSqrtN SparseSegmentSqrtNGrad SparseSegmentSum SparseSoftmaxCrossEntropyWithLogits SparseTensorDenseMatMul
-SparseToDense Split SplitV Sqrt SqrtGrad Square SquaredDifference StridedSlice StridedSliceGrad Sub Sum Svd Tan Tanh
-TanhGrad TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate Tile TopK TopKV2
-Transpose ConjugateTranspose TruncateDiv TruncateMod UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
-UnsortedSegmentSum Where Xdivy Xlog1py Xlogy ZerosLike Zeta
-_FusedBatchNormEx _FusedConv2D _FusedMatMul Rank3Softmax IdentityN2
-""".split()
+_COMPUTE = _names(
+    """
+    Abs Acos Acosh Add AddN AddV2 All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan
+    Atan2 Atanh AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2
+    BatchMatMulV3 BatchNormWithGlobalNormalization BatchNormWithGlobalNormalizationGrad
+    BatchToSpace BatchToSpaceND Betainc BiasAdd BiasAddGrad Bincount BitwiseAnd BitwiseOr
+    BitwiseXor BroadcastTo Bucketize Cast Ceil CheckNumerics Cholesky CholeskyGrad ClipByValue
+    Complex ComplexAbs Concat ConcatV2 Conj Conv Conv2D Conv2DBackpropFilter
+    Conv2DBackpropFilterV2 Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D Conv3DBackpropFilter
+    Conv3DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropInputV2 Cos Cosh CropAndResize
+    CropAndResizeGradBoxes CropAndResizeGradImage Cross Cumprod Cumsum CumulativeLogsumexp
+    DataFormatVecPermute DepthToSpace DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    DepthwiseConv2dNativeBackpropInput Diag DiagPart Digamma Dilation2D Dilation2DBackpropFilter
+    Dilation2DBackpropInput Div DivNoNan DynamicPartition DynamicStitch Einsum Elu EluGrad Equal
+    Erf Erfc Erfinv Exp Expm1 ExtractImagePatches FFT FFT2D FFT3D FakeQuantWithMinMaxArgs
+    FakeQuantWithMinMaxVars Fill Floor FloorDiv FloorMod FractionalAvgPoolGrad FusedBatchNorm
+    FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2
+    FusedBatchNormV3 Gather GatherNd GatherV2 Greater GreaterEqual IFFT IFFT2D IFFT3D IRFFT
+    IRFFT2D IRFFT3D Igamma IgammaGradA Igammac Imag InTopK InTopKV2 Inv InvGrad
+    InvertPermutation IsFinite IsInf IsNan L2Loss LRN LRNGrad LeakyRelu LeakyReluGrad Less
+    LessEqual Lgamma Log Log1p LogMatrixDeterminant LogSoftmax LogicalAnd LogicalNot LogicalOr
+    MatMul MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart MatrixDiagPartV2
+    MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse MatrixSetDiag MatrixSetDiagV2
+    MatrixSetDiagV3 MatrixSolve MatrixTriangularSolve Max MaxPool MaxPool3D MaxPool3DGrad
+    MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPoolGradV2
+    MaxPoolGradWithArgmax MaxPoolV2 MaxPoolWithArgmax Maximum Mean Min Minimum MirrorPad
+    MirrorPadGrad Mod Mul MulNoNan Ndtri Neg NextAfter NonMaxSuppressionV3 NotEqual OneHot
+    OnesLike Pack Pad PadV2 ParallelDynamicStitch Polygamma Pow Prod Qr RFFT RFFT2D RFFT3D Range
+    Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad ResizeArea
+    ResizeBicubic ResizeBicubicGrad ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
+    ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 RightShift Rint Roll Round Rsqrt
+    RsqrtGrad ScaleAndTranslate ScaleAndTranslateGrad ScatterNd SegmentMax SegmentMean
+    SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2 Selu SeluGrad Sigmoid
+    SigmoidGrad Sign Sin Sinc Sinh Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus
+    SoftplusGrad Softsign SoftsignGrad SpaceToBatch SpaceToBatchND SpaceToDepth
+    SparseSegmentMean SparseSegmentMeanGrad SparseSegmentSqrtN SparseSegmentSqrtNGrad
+    SparseSegmentSum SparseSoftmaxCrossEntropyWithLogits SparseTensorDenseMatMul SparseToDense
+    Split SplitV Sqrt SqrtGrad Square SquaredDifference StridedSlice StridedSliceGrad Sub Sum
+    Svd Tan Tanh TanhGrad TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub
+    TensorScatterUpdate Tile TopK TopKV2 Transpose ConjugateTranspose TruncateDiv TruncateMod
+    UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum Where Xdivy
+    Xlog1py Xlogy ZerosLike Zeta _FusedBatchNormEx _FusedConv2D _FusedMatMul Rank3Softmax
+   
+    """
+)
 # Pure, but their outputs are shapes, indices or other small host-side numbers.
-_SHAPE = """
-BroadcastArgs BroadcastGradientArgs ConcatOffset ConcatOffsetV2 Const LinSpace Rank Shape ShapeN Size HostConst
-UnravelIndex Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 EnsureShapeN ListDiff
-""".split()
-_VIEW = """
-Bitcast EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient Reshape Squeeze StopGradient
-DeepCopy Unpack _MklToTf
-""".split()
-_RANDOM = """
-Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad RandomPoisson RandomPoissonV2 RandomShuffle
-RandomStandardNormal RandomUniform RandomUniformInt StatefulRandomBinomial StatefulStandardNormal
-StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt StatefulUniformInt
-TruncatedNormal RngReadAndSkip FractionalMaxPool FractionalAvgPool
-""".split()
+_SHAPE = _names(
+    """
+    BroadcastArgs BroadcastGradientArgs ConcatOffset ConcatOffsetV2 Const LinSpace Rank Shape
+    ShapeN Size HostConst UnravelIndex Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2
+    ListDiff
+    """
+)
+_VIEW = _names(
+    """
+    Bitcast EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient
+    Reshape Squeeze StopGradient DeepCopy Unpack
+    """
+)
+_RANDOM = _names(
+    """
+    Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad RandomPoisson
+    RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt
+    StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2
+    StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt StatefulUniformInt
+    TruncatedNormal RngReadAndSkip FractionalMaxPool FractionalAvgPool
+    """
+)
 # Counter-based generators: pure functions of their seed, though what they draw is cheap to keep.
-_STATELESS_RANDOM = """
-StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomUniformInt StatelessRandomUniformIntV2
-StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomNormal StatelessRandomNormalV2
-StatelessTruncatedNormal StatelessTruncatedNormalV2 StatelessRandomBinomial StatelessRandomGetAlg
-StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessMultinomial
-""".split()
-_READ = {"ReadVariableOp": (0,), "ResourceGather": (0,), "ResourceGatherNd": (0,)}
+_STATELESS_RANDOM = _names(
+    """
+    StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomUniformInt
+    StatelessRandomUniformIntV2 StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
+    StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
+    StatelessTruncatedNormalV2 StatelessRandomBinomial StatelessRandomGetAlg
+    StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessMultinomial
+    """
+)
+_READ: dict[str, tuple[int, ...]] = {
+    "ReadVariableOp": (0,),
+    "ResourceGather": (0,),
+    "ResourceGatherNd": (0,),
+}
 _OWNERS = {"VarHandleOp", "VariableV2", "Variable", "TemporaryVariable"}
-_WRITE = {
+_WRITE: dict[str, tuple[int, ...]] = {
     "AssignVariableOp": (0,), "AssignAddVariableOp": (0,), "AssignSubVariableOp": (0,),
     "Assign": (0,), "AssignAdd": (0,), "AssignSub": (0,),
     "ResourceScatterAdd": (0,), "ResourceScatterSub": (0,), "ResourceScatterUpdate": (0,),
@@ -117,8 +149,12 @@ CONTROL_FLOW = frozenset(
     for name in ("Enter", "Exit", "Switch", "Merge", "NextIteration")
 ) | {"LoopCond", "NoOp", "ControlTrigger", "Abort"}
 FUNCTIONAL = frozenset(
-    "PartitionedCall StatefulPartitionedCall If StatelessIf While StatelessWhile Case StatelessCase "
-    "SymbolicGradient RemoteCall For".split()
+    _names(
+        """
+    PartitionedCall StatefulPartitionedCall If StatelessIf While StatelessWhile Case
+    StatelessCase SymbolicGradient RemoteCall For
+    """
+    )
 )  # their bodies stay closed: one opaque vertex each
 
 _TABLE: dict[str, Effects] = {name: Effects(True, pure=True, movable=True) for name in _COMPUTE}
@@ -129,9 +165,10 @@ _TABLE |= {name: Effects(True, pure=True) for name in _STATELESS_RANDOM}
 _TABLE |= {name: Effects(True, reads=slots, view=True) for name, slots in _READ.items()}
 _TABLE |= {name: Effects(True, reads=slots, writes=slots) for name, slots in _WRITE.items()}
 _TABLE |= {name: Effects(True) for name in (*_OWNERS, *CONTROL_FLOW, *FUNCTIONAL)}
-_TABLE |= {name: Effects(True) for name in "Placeholder _Arg _Retval Assert Print PrintV2".split()}
-
-GRADIENT_FREE_SOURCES = frozenset(_OWNERS)
+_TABLE |= {
+    name: Effects(True)
+    for name in _names("Placeholder _Arg _Retval Assert Print PrintV2 VarIsInitializedOp")
+}
 
 
 def of(op_type: str) -> Effects:

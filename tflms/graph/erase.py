@@ -1,4 +1,4 @@
-"""Erasure, the master property: contracting what was inserted gives back the original graph exactly."""
+"""Erasure, the master property: contracting what was inserted gives back the original graph."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class Edges:
 def edges(graph: Graph) -> Edges:
     """Take down the edges of the user's operations as they are now."""
     ops = [graph.op(i) for i in range(graph.original_ops)]
-    return Edges(
-        tuple(tuple(op.inputs) for op in ops), tuple(tuple(op.controls) for op in ops)
-    )
+    return Edges(tuple(tuple(op.inputs) for op in ops), tuple(tuple(op.controls) for op in ops))
 
 
 def original(graph: Graph, value: ValueId) -> ValueId:

@@ -1,4 +1,4 @@
-"""A training graph as operations and values with dense ids, and the only gate through which it changes.
+"""A training graph as operations and values with dense ids, and the only gate to change it.
 
 Variable semantics (after arXiv 1807.02037, section 3): an edge says how its target uses it.
 A ``read`` edge hands over a value, a ``control`` edge only orders, and an ``update`` edge says that
@@ -240,7 +240,7 @@ class Graph:
     def add(
         self,
         name: str,
-        type: str,  # noqa: A002 - the field's own word
+        type: str,
         *,
         inputs: Iterable[ValueId] = (),
         controls: Iterable[OpId] = (),
@@ -275,14 +275,8 @@ class Graph:
         return op
 
     def connect(self, op: OpId, *, inputs: Iterable[ValueId], controls: Iterable[OpId]) -> None:
-        """Give an operation its edges while the graph is being built (loops need two passes).
-
-        Raises:
-            InvariantError: it has inputs already.
-        """
+        """Give an operation its edges while the graph is being built (loops need two passes)."""
         node = self.op(op)
-        if node.inputs or node.controls:
-            raise InvariantError(f"{node.name!r} is connected already")
         node.inputs = list(inputs)
         node.controls = list(dict.fromkeys(controls))
         self._link(node)

@@ -1,4 +1,4 @@
-"""When things happen: topological levels, reachability and the phases, from edges and never from names."""
+"""When things happen: levels, reachability and phases, from edges and never from names."""
 
 from __future__ import annotations
 
@@ -138,9 +138,7 @@ class Phases:
         return self.step[op] and not self.forward[op] and self.level[op] >= self.backward_start
 
 
-def phases(
-    graph: Graph, *, loss: ValueId | None = None, targets: Sequence[OpId] = ()
-) -> Phases:
+def phases(graph: Graph, *, loss: ValueId | None = None, targets: Sequence[OpId] = ()) -> Phases:
     """Find the phases of a training step by reachability.
 
     With a loss, the forward phase is all that the loss needs. Without one it is the set of
@@ -196,9 +194,7 @@ def phases(
     )
 
 
-def _needed_by(
-    graph: Graph, order: Sequence[OpId], targets: Sequence[OpId]
-) -> tuple[int, ...]:
+def _needed_by(graph: Graph, order: Sequence[OpId], targets: Sequence[OpId]) -> tuple[int, ...]:
     """Per operation, the set of targets that need it, as bits; no targets means all ends."""
     ends = list(targets) or [op for op in order if not graph.successors(op)]
     needed = [0] * graph.size
@@ -213,7 +209,7 @@ def _needed_by(
 def with_edges(
     graph: Graph, order: Sequence[OpId], edges: Sequence[tuple[OpId, OpId]]
 ) -> list[OpId] | None:
-    """Return a topological order that also runs ``a`` before ``b`` for each edge; None on a cycle."""
+    """Return an order that also runs ``a`` before ``b`` for each edge; None on a cycle."""
     after: dict[OpId, list[OpId]] = {}
     waiting = [0] * graph.size
     for a, b in edges:

@@ -1,4 +1,4 @@
-"""Checks the invariants of the IR; the message of a failure shows the equation and its neighbours."""
+"""Checks the invariants of the IR; a failure shows the equation and its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closed vocabulary of conditions that rules may use; each returns None or a reason, and never raises."""
+"""The closed vocabulary of conditions for rules; each returns None or a reason and never raises."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Env:
 
     def value(self, name: str) -> ValueId:
         """Return the value bound to a name."""
-        return self.bindings[name]  # type: ignore[no-any-return]
+        return self.bindings[name]
 
     def uses(self, name: str) -> tuple[Use, ...]:
         """Return the uses bound to a name; of a value, all of its uses."""
@@ -43,7 +43,7 @@ class Env:
     def op(self, name: str) -> OpId:
         """Return the operation bound to a name; of a value, its producer."""
         kind, bound = self.bindings[f"{name}!kind"], self.bindings[name]
-        return self.graph.value(bound).op if kind == "Value" else bound  # type: ignore[no-any-return]
+        return self.graph.value(bound).op if kind == "Value" else bound
 
     def name(self, op: OpId) -> str:
         """Return how people call an operation."""
@@ -76,7 +76,7 @@ def tensor(env: Env, v: str) -> str | None:
 
 @_condition
 def movable(env: Env, v: str) -> str | None:
-    """A value may leave the device: a known pure operation's own tensor, not a variable's buffer."""
+    """A value may leave the device: a known pure operation's tensor, not a variable's buffer."""
     value = env.graph.value(env.value(v))
     op = env.graph.op(value.op)
     if (reason := tensor(env, v)) is not None:

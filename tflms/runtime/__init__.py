@@ -1,1 +1,1 @@
-"""Everything that talks to TensorFlow: reading graphs, handing rewrites back, checking that they live."""
+"""Everything that talks to TensorFlow: reads graphs, hands rewrites back, checks that they live."""

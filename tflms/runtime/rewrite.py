@@ -1,4 +1,4 @@
-"""One call, in order: read, verify, simulate, rewrite, verify, erase, simulate, hand back, report."""
+"""One call in order: read, simulate, rewrite, verify, erase, simulate, hand back, report."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def start(
     targets = reading.resolve(read, fetches)
     loss_value = None if loss is None else _loss_value(read, loss)
     phases = order.phases(read.graph, loss=loss_value, targets=targets)
-    within = {op for op in range(len(phases.step)) if phases.step[op]}
+    within = {op.id for op in read.graph.ops() if phases.step[op.id]}
     weights = cost.sizes(read.graph, device=config.device, batch_size=config.batch_size)
     return Job(read, config, phases, simulate.simulate(read.graph, weights, within), started)
 

@@ -1,4 +1,4 @@
-"""The proof that a rewrite is on: are the inserted operations still there after TensorFlow's optimizers?"""
+"""The proof that a rewrite is on: what TensorFlow's own optimizers left of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands a rewrite back: replays its net effect on the user's ``tf.Graph``, in place and all or nothing."""
+"""Hands a rewrite back: replays its net effect on the user's ``tf.Graph``, all or nothing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ class NetEdits:
 def net_edits(graph: Graph) -> NetEdits:
     """Compact the journal of a graph."""
     touched = dict.fromkeys(
-        Use(e.op, e.slot)
-        for e in graph.journal
-        if e.kind == "rewire" and e.op < graph.original_ops
+        Use(e.op, e.slot) for e in graph.journal if e.kind == "rewire" and e.op < graph.original_ops
     )
     rewired = [
         (use, now)
@@ -150,11 +148,15 @@ class _Replay:
             attrs = {key: twin.node_def.attr[key] for key in twin.node_def.attr if key != "_class"}
             types = [t.dtype for t in twin.outputs]
         else:
-            attrs = {"T": attr_value_pb2.AttrValue(type=inputs[0].dtype.base_dtype.as_datatype_enum)}
+            attrs = {
+                "T": attr_value_pb2.AttrValue(type=inputs[0].dtype.base_dtype.as_datatype_enum)
+            }
             types = [inputs[0].dtype.base_dtype]
         if self.keep:
             attrs[KEEP] = _TRUE
-        tf_op = tf_graph._create_op_internal(op.type, inputs, types, name=op.name + "/", attrs=attrs)
+        tf_op = tf_graph._create_op_internal(
+            op.type, inputs, types, name=op.name + "/", attrs=attrs
+        )
         tf_op._set_device(op.device)
         for after in op.controls:
             tf_op._add_control_input(self._op(after))

@@ -1,1 +1,1 @@
-"""Strategies choose values, uses and anchors; the rules say what is legal and the engine edits."""
+"""Strategies choose values, uses and anchors; rules say what is legal, the engine edits."""

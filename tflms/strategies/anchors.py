@@ -46,7 +46,8 @@ class Search:
 
     def weight(self, op: OpId) -> tuple[int, int]:
         """Order anchors of one level: the largest result first, then the smallest id."""
-        size = max((self.graph.value(v).nbytes() or 0 for v in self.graph.op(op).outputs), default=0)
+        outputs = self.graph.op(op).outputs
+        size = max((self.graph.value(v).nbytes() or 0 for v in outputs), default=0)
         return (size, -op)
 
 

@@ -1,4 +1,4 @@
-"""Finds pairs of backward operations of which one lets go of an activation before the other makes a gradient.
+"""Finds pairs of backward operations of which the one that lets go of an activation runs first.
 
 A layer's gradient is read by two operations: one makes the weight's gradient and reads the
 activation for the last time, the other makes the gradient for the layer before. The executor runs
@@ -35,15 +35,15 @@ def pairs(graph: Graph, phases: Phases) -> list[tuple[OpId, OpId]]:
         for shared in node.inputs:
             if shared in activations or not _gradient(graph, phases, shared):
                 continue
-            for use in graph.uses(shared):
-                if (
-                    use.op != op
-                    and phases.late(use.op)
-                    and height[use.op] > height[op]
-                    and graph.op(use.op).frame == node.frame == ""
-                    and not phases.needed_by[use.op] & ~phases.needed_by[op]
-                ):
-                    found.append((op, use.op))
+            found.extend(
+                (op, use.op)
+                for use in graph.uses(shared)
+                if use.op != op
+                and phases.late(use.op)
+                and height[use.op] > height[op]
+                and graph.op(use.op).frame == node.frame == ""
+                and not phases.needed_by[use.op] & ~phases.needed_by[op]
+            )
     return list(dict.fromkeys(found))
 
 
@@ -78,10 +78,8 @@ def _heights(graph: Graph, phases: Phases) -> list[int]:
     return height
 
 
-def run(
-    engine: Engine, swapped: Sequence[Swapped], candidates: Sequence[tuple[OpId, OpId]]
-) -> int:
-    """Propose ``release_first`` for pairs whose reader reads a swapped-in value; return how many."""
+def run(engine: Engine, swapped: Sequence[Swapped], candidates: Sequence[tuple[OpId, OpId]]) -> int:
+    """Propose ``release_first`` where the reader reads a swapped-in value; return how many."""
     siblings: dict[OpId, list[OpId]] = {}
     for reader, sibling in candidates:
         siblings.setdefault(reader, []).append(sibling)

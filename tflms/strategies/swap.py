@@ -91,18 +91,17 @@ def selection(graph: Graph, config: Config) -> set[ValueId]:
     for op in graph.ops():
         if op.type in config.excl_types or _in_any(op.name, config.excl_scopes):
             continue
-        if including and not (
-            op.type in config.incl_types or _in_any(op.name, config.incl_scopes)
-        ):
+        if including and not (op.type in config.incl_types or _in_any(op.name, config.incl_scopes)):
             continue
         facts = effects.of(op.type)
         if not facts.movable or op.stateful or op.frame or op.role:
             continue
         for value in op.outputs:
             v = graph.value(value)
-            if not v.is_tensor or v.dtype in ("i32", "bool") and v.shape in (None, ()):
+            if not v.is_tensor or (v.dtype in ("i32", "bool") and v.shape in (None, ())):
                 continue
-            nbytes = v.nbytes(unknown) if unknown is not None or _static(v.shape) else None
+            known = unknown is not None or _static(v.shape)
+            nbytes = v.nbytes(unknown or 1) if known else None
             if nbytes is None or nbytes >= int(config.min_swap_bytes):
                 found.add(value)
     return found
@@ -176,9 +175,7 @@ def _swap(engine: Engine, config: Config, candidate: _Candidate) -> Swapped | No
     for op, uses in by_op.items():
         rule, name = ("swap_branch", "far") if phases.forward[op] else ("swap", "late")
         outcome = engine.apply(
-            Application(
-                rule, {"v": candidate.value, name: tuple(uses), "anchor": anchor_of[op]}
-            )
+            Application(rule, {"v": candidate.value, name: tuple(uses), "anchor": anchor_of[op]})
         )
         if not isinstance(outcome, Applied):
             graph.rollback(mark)  # a use left behind would keep the value: all or nothing
