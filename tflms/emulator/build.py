@@ -39,19 +39,16 @@ def cached_library() -> Path:
     return _cache_folder() / f"{tf.__version__}-{_fingerprint()}" / _LIBRARY
 
 
-def built_library(*, rebuild: bool = False) -> Path:
-    """Return the path of the library, building it where the cache lacks it.
+def built_library() -> Path:
+    """Return the path of the library, building it where the cache lacks it or holds a damaged one.
 
     Two processes that build at once take turns; the second finds what the first has built.
-
-    Args:
-        rebuild: build even if the cache has it (a damaged file).
 
     Raises:
         EmulatorError: it cannot be built; the message says what to install.
     """
     library = cached_library()
-    if library.exists() and not rebuild:
+    if _is_intact(library):
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +58,7 @@ def built_library(*, rebuild: bool = False) -> Path:
             "set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     with _locked(library.parent / "lock"):
-        if rebuild:
-            library.unlink(missing_ok=True)
-        if not library.exists():
+        if not _is_intact(library):
             _build(library)
     return library
 
@@ -126,6 +121,19 @@ def _tensorflow_flags() -> list[str]:
     return [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
 
 
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _is_intact(library: Path) -> bool:
+    """Tell whether the library is there and whole: opening a truncated one kills the process."""
+    try:
+        wanted = _checksum_file(library).read_text()
+        return hashlib.sha256(library.read_bytes()).hexdigest() == wanted
+    except OSError:
+        return False
+
+
 def _build(library: Path) -> None:
     """Compile into a file of its own and move it into place, so that nobody sees half a library."""
     include = Path(tf.sysconfig.get_include())
@@ -157,6 +165,8 @@ def _build(library: Path) -> None:
                 f"{', '.join(SUPPORTED_TENSORFLOW)} installed from its wheel."
             )
         os.chmod(unfinished, 0o755)
+        checksum = hashlib.sha256(Path(unfinished).read_bytes()).hexdigest()
+        _checksum_file(library).write_text(checksum)
         os.replace(unfinished, library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EmulatorError(f"building the emulated accelerator failed: {error}") from error

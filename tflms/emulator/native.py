@@ -32,11 +32,7 @@ class NativeDevice:
 
     def __init__(self) -> None:
         path = built_library()
-        try:
-            self._library = ctypes.CDLL(str(path))
-        except OSError:  # a damaged file in the cache, or one for another machine
-            path = built_library(rebuild=True)
-            self._library = _open(path)
+        self._library = _open(path)
         self._declare()
         self._check(path)
 
