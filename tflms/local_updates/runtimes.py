@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tflms.local_updates.threads import ThreadsRuntime
 
 class FusedRuntime:
     """All chunks in one graph on the caller's thread; Keras's own loop calls it."""
@@ -44,5 +45,7 @@ class FusedRuntime:
 
 def make_runtime(trainer: Any, name: str, *, form: str, sync_every: int) -> Any:
     """Return the runtime of that name."""
-    del name, form, sync_every
+    if name == "threads":
+        return ThreadsRuntime(trainer)
+    del form, sync_every
     return FusedRuntime(trainer)
