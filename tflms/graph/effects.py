@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -169,6 +170,54 @@ _TABLE |= {
     name: Effects(True)
     for name in _names("Placeholder _Arg _Retval Assert Print PrintV2 VarIsInitializedOp")
 }
+# Kernels that TensorFlow's own optimizers neither merge with a neighbour nor replace: a control edge
+# from one of them changes nothing but the order. (The remapper would give up the fusion of, say, a
+# BiasAdd that something waits for, and the numbers would change in their last bits.)
+_SIGNALS = frozenset(
+    _names(
+        """
+    ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad TanhGrad SigmoidGrad SoftplusGrad
+    SoftsignGrad FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 Conv2DBackpropInput
+    Conv2DBackpropInputV2 Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv3DBackpropInput
+    Conv3DBackpropInputV2 Conv3DBackpropFilter Conv3DBackpropFilterV2
+    DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter MaxPool MaxPoolV2
+    MaxPool3D MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad AvgPool AvgPool3D AvgPoolGrad AvgPool3DGrad
+    Concat ConcatV2 Slice StridedSliceGrad Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
+    ResizeNearestNeighborGrad ResizeBicubic ResizeBicubicGrad Gather GatherV2 GatherNd ScatterNd
+    UnsortedSegmentSum DynamicStitch LRN LRNGrad Cumsum Einsum MatMul BatchMatMul BatchMatMulV2
+    BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Tile Sum Max SqrtGrad RsqrtGrad
+    """
+    )
+)
+# What the remapper may pull into the kernel of a product or convolution that comes before it.
+_PULLED_IN = frozenset(
+    _names(
+        """
+    BiasAdd Add AddV2 AddN Sub Mul Maximum Relu Relu6 Elu LeakyRelu Tanh Sigmoid Softplus Squeeze
+    Reshape Identity Cast FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Softmax
+    """
+    )
+)
+_PRODUCTS = frozenset(
+    _names(
+        """
+    MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum Conv2D Conv3D DepthwiseConv2dNative
+    """
+    )
+)
+
+
+def signals(op_type: str, readers: Iterable[str]) -> bool:
+    """Tell whether others may wait for such an operation without a change of any number.
+
+    Args:
+        op_type: its type.
+        readers: the types of the operations that read what it makes.
+    """
+    if op_type not in _SIGNALS:
+        return False
+    return op_type not in _PRODUCTS or not any(reader in _PULLED_IN for reader in readers)
 
 
 def of(op_type: str) -> Effects:

@@ -28,8 +28,8 @@ class Search:
     def eligible(self, op: OpId, use: OpId, after: int) -> bool:
         """Tell whether an operation may serve as an anchor for a use.
 
-        It makes an activation-sized tensor (a shape computation would fire long before its level),
-        lies behind ``after``, lives in the frame and branches of the use, and belongs to the
+        It makes an activation-sized tensor (a shape computation would fire long before its level)
+        in a kernel that nobody merges with others (waiting for it changes no number), lies behind ``after``, lives in the frame and branches of the use, and belongs to the
         backward phase if the use does.
         """
         graph, phases = self.graph, self.phases
@@ -40,7 +40,8 @@ class Search:
         node = graph.op(op)
         if node.frame != graph.op(use).frame or not phases.guard[op] <= phases.guard[use]:
             return False
-        if not effects.of(node.type).movable or node.stateful:
+        readers = (graph.op(u.op).type for v in node.outputs for u in graph.uses(v))
+        if not effects.signals(node.type, readers):
             return False
         return any(_is_signal(graph, phases, value) for value in node.outputs)
 

@@ -46,7 +46,7 @@ def run(engine: Engine, config: Config) -> list[Swapped]:
     candidates = [
         candidate
         for op in phases.order
-        if phases.step[op] and _early(phases, op)
+        if phases.step[op] and phases.forward[op]
         for value in graph.op(op).outputs
         if value in wanted
         and (candidate := _candidate(graph, phases, search, config, value)) is not None
@@ -61,11 +61,6 @@ def run(engine: Engine, config: Config) -> list[Swapped]:
         if swapped is not None:
             done.append(swapped)
     return done
-
-
-def _early(phases: Phases, op: OpId) -> bool:
-    """Forward operations, and helpers of the backward phase that run before the turn."""
-    return phases.forward[op] or phases.level[op] < phases.backward_start
 
 
 def selection(graph: Graph, config: Config) -> set[ValueId]:
