@@ -9,6 +9,8 @@ from typing import Any
 
 from tflms.errors import ConfigError
 
+_MOST_BYTES = 1 << 56  # sums of several such sizes still fit in 64 bits
+
 
 @dataclass(frozen=True, slots=True, init=False)
 class Chain:
@@ -180,6 +182,8 @@ def _nbytes(name: str, values: Iterable[int]) -> tuple[int, ...]:
     for index, value in enumerate(_listed(name, values)):
         if not _number(name, index, value).is_integer():
             raise ConfigError(f"{name}[{index}] is {value!r}; bytes are whole numbers, round up")
+        if int(value) > _MOST_BYTES:
+            raise ConfigError(f"{name}[{index}] is {value!r}; more than {_MOST_BYTES} is no size")
         result.append(int(value))
     return tuple(result)
 

@@ -46,10 +46,6 @@ class Floors:
         """Return the least bytes beside a^(s-1) for stages s..t."""
         return int(self.by_start[form][s, t - s])
 
-    def excess(self, form: Form, s: int, t: int) -> float:
-        """Return seconds of repeated forwards that are feasible in the least bytes."""
-        return float(self.excess_by_start[form][s, t - s])
-
 
 def find_floors(problem: Problem, forms: tuple[Form, ...]) -> Floors:
     """Return the floors of all subproblems, one diagonal t - s at a time: O(n^3) in all."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tflms.checkpointing.problem import Ints, Problem
+from tflms.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,17 @@ class Grid:
 
     @classmethod
     def of(cls, problem: Problem, available: int, slots: int) -> Grid:
-        """Choose the slots: exact where the sizes share a divisor large enough for it."""
+        """Choose the slots: exact where the sizes share a divisor large enough for it.
+
+        Raises:
+            ConfigError: the numbers are too large for 64-bit arithmetic.
+        """
         divisor = math.gcd(*problem.sizes().tolist()) or 1
         units = available // divisor
+        if available * (slots + 2) >= 1 << 62:
+            raise ConfigError(
+                f"{available} bytes in {slots} slots cannot be counted in 64 bits; use fewer slots"
+            )
         if 0 < units <= slots:
             return cls(units * divisor, units, available, exact=True)
         return cls(max(available, 1), slots, available, exact=False)
@@ -79,7 +88,7 @@ class Grid:
     def stored(self, sizes: Ints) -> Ints:
         """Return the sizes of stored items, one a stage, as slots."""
         if not self.carries:
-            return -(-sizes * self.slots // self.available)
-        sums = np.concatenate([[0], np.cumsum(sizes)])
-        nearest = (2 * sums * self.slots + self.available) // (2 * self.available)
-        return np.diff(nearest)
+            return -(-np.minimum(sizes, self.available + 1) * self.slots // self.available)
+        sums = np.concatenate([[0.0], np.cumsum(sizes, dtype=float)])
+        ends = np.rint(sums * (self.slots / self.available)).astype(np.int64)
+        return ends[1:] - ends[:-1]

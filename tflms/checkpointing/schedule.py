@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tflms.checkpointing.chain import Chain
@@ -47,8 +47,8 @@ class Schedule:
     """
 
     strategy: str
-    chain: Chain
-    operations: tuple[Operation, ...]
+    chain: Chain = field(repr=False)
+    operations: tuple[Operation, ...] = field(repr=False)
     makespan: float
     peak_bytes: int
     memory_limit: int | None = None
