@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tflms import installed
 from tflms.config import Config
 from tflms.errors import (
     ConfigError,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "rewrite": "tflms.runtime.rewrite",
 }
+_NEED_TENSORFLOW = ("emulator", "keras", "local_updates")
 _MODULES = ("checkpointing", "emulator", "keras", "local_updates")
 __all__ = [
     "Config",
@@ -43,6 +45,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY or name in _NEED_TENSORFLOW:
+        installed.require_tensorflow()
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _MODULES:
