@@ -14,11 +14,7 @@ from typing import Any
 from tflms import units
 from tflms.errors import ConfigError
 
-CHECKPOINTING = (
-    "optimal_checkpointing", "save_all", "recompute_all", "periodic", "best_periodic", "revolve",
-    "revolve_heterogeneous", "sqrt_n",
-)  # fmt: skip
-STRATEGIES = ("chain_rule", "direct_order", "auto", "none", *CHECKPOINTING)
+STRATEGIES = ("chain_rule", "direct_order", "auto", "none")
 MIN_SWAP_NBYTES = 64 * 1024  # a smaller transfer costs more in latency than it frees
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensorflow.python.framework.func_graph import FuncGraph
+
 from tflms.config import Config
-from tflms.errors import GraphError, HandBackError
+from tflms.errors import GraphError, HandBackError, InfeasibleError
 from tflms.graph import effects, erase, order
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases
@@ -67,7 +69,7 @@ def rewrite(
     Args:
         graph: the training graph, not yet run by a session that is still open.
         config: a ``Config`` or a dict of its fields.
-        loss: the tensor that the gradients were taken of; None finds the turn from forward to
+        loss: the tensor (or tensors) that the gradients were taken of; None finds the turn from forward to
             backward by the bytes that are alive.
         fetches: what the training loop runs (train op, loss and so on): tensors, operations or
             names; empty takes the operations that overwrite variables.
@@ -119,8 +121,13 @@ def start(
     if isinstance(fetches, str) or not isinstance(fetches, Iterable):
         fetches = [fetches]
     targets = reading.resolve(read, fetches)
-    loss_value = None if loss is None else _loss_value(read, loss)
-    phases = order.phases(read.graph, loss=loss_value, targets=targets)
+    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+    phases = order.phases(
+        read.graph,
+        loss=[_loss_value(read, one) for one in losses],
+        targets=targets,
+        whole=isinstance(graph, FuncGraph),
+    )
     within = {op.id for op in read.graph.ops() if phases.step[op.id]}
     weights = cost.sizes(read.graph, device=config.device, batch_size=config.batch_size)
     return Job(read, config, phases, simulate.simulate(read.graph, weights, within), started)
@@ -152,8 +159,6 @@ def _finish(job: Job, engine: Engine, swapped: list[swapping.Swapped], keep: boo
     if config.host_memory_limit is not None and after.host_peak_bytes > int(
         config.host_memory_limit
     ):
-        from tflms.errors import InfeasibleError
-
         raise InfeasibleError(
             f"the plan parks {after.host_peak_bytes} bytes on the host, more than "
             f"host_memory_limit={config.host_memory_limit}; raise it, or lower n_tensors",
@@ -204,7 +209,8 @@ def _report(
     graph, config = job.graph, job.config
     weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
     unknown = sorted({op.type for op in graph.ops() if not effects.of(op.type).known})
-    names = [op.name for op in graph.ops() if op.role] if inserted else []
+    kept = (op for op in graph.ops() if op.role and not effects.takes_shape(op.type))
+    names = [op.name for op in kept] if inserted else []
     report = Report(
         strategy=str(config.strategy),
         config=config.to_dict(),
@@ -242,15 +248,14 @@ class _Facts(dict[str, str]):
     """Says, when asked, why an operation's output was kept; made on demand, operation by name."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__()
-        self._job = job
+        super().__init__()  # of the job nothing is kept that would keep TensorFlow's graph alive
+        self._graph, self._phases, self._config = job.graph, job.phases, job.config
 
     def __contains__(self, name: object) -> bool:
-        return self._job.graph.find(str(name)) is not None
+        return self._graph.find(str(name)) is not None
 
     def __getitem__(self, name: str) -> str:
-        job = self._job
-        graph, phases = job.graph, job.phases
+        graph, phases = self._graph, self._phases
         found = graph.find(name)
         assert found is not None
         op = graph.op(found)
@@ -266,6 +271,6 @@ class _Facts(dict[str, str]):
         late = [u for v in op.outputs for u in graph.uses(v) if phases.late(u.op)]
         if not late:
             return "nothing behind the forward phase reads it"
-        if not any(v in swapping.selection(graph, job.config) for v in op.outputs):
+        if not any(v in swapping.selection(graph, self._config) for v in op.outputs):
             return "it is smaller than min_swap_bytes, or a filter leaves it out"
         return "no late use has an anchor far enough behind the last early use"

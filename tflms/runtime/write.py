@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from tflms.errors import HandBackError
-from tflms.graph import erase, order
+from tflms.graph import effects, erase, order
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.runtime import sessions
 from tflms.runtime.read import ReadGraph
@@ -95,7 +96,8 @@ def _check(read: ReadGraph, edits: NetEdits) -> None:
         tf_op, node = read.tf_ops[op], graph.op(op)
         if tf_graph.get_operation_by_name(node.name) is not tf_op:
             raise HandBackError(f"the graph has another operation {node.name!r} than when read")
-    sessions.refuse_if_run(tf_graph)
+    if not isinstance(tf_graph, FuncGraph):  # sessions run no function graphs
+        sessions.refuse_if_run(tf_graph)
 
 
 class _Replay:
@@ -152,8 +154,8 @@ class _Replay:
                 "T": attr_value_pb2.AttrValue(type=inputs[0].dtype.base_dtype.as_datatype_enum)
             }
             types = [inputs[0].dtype.base_dtype]
-        if self.keep:
-            attrs[KEEP] = _TRUE
+        if self.keep and not effects.takes_shape(op.type):
+            attrs[KEEP] = _TRUE  # a shape may be folded into a constant: nothing is lost with it
         tf_op = tf_graph._create_op_internal(
             op.type, inputs, types, name=op.name + "/", attrs=attrs
         )
