@@ -86,6 +86,7 @@ class Report:
     graph_ops: int
     inserted_ops: int
     levels: int
+    subject: str = ""  # the function that the graph belongs to
     swaps: tuple[Swap, ...] = ()
     recomputes: tuple[Recompute, ...] = ()
     refusals: tuple[Refusal, ...] = ()
@@ -181,7 +182,8 @@ class Report:
         return console.export_text()
 
     def __rich__(self) -> Table:
-        table = Table(title=f"tflms: {self.strategy}", show_header=False, title_justify="left")
+        of = f" of {self.subject}" if self.subject else ""
+        table = Table(title=f"tflms: {self.strategy}{of}", show_header=False, title_justify="left")
         table.add_column(style="bold")
         table.add_column()
         after = f"{self.graph_ops} operations, {self.inserted_ops} inserted, {self.levels} levels"

@@ -138,13 +138,20 @@ class Phases:
         return self.step[op] and not self.forward[op] and self.level[op] >= self.backward_start
 
 
-def phases(graph: Graph, *, loss: ValueId | None = None, targets: Sequence[OpId] = ()) -> Phases:
+def phases(
+    graph: Graph,
+    *,
+    loss: ValueId | Sequence[ValueId] | None = None,
+    targets: Sequence[OpId] = (),
+    whole: bool = False,
+) -> Phases:
     """Find the phases of a training step by reachability.
 
-    With a loss, the forward phase is all that the loss needs. Without one it is the set of
+    With a loss, or several, the forward phase is all that they need. Without one it is the set of
     operations up to the level across which most bytes of activations stay alive: that is the turn
     from forward to backward. The step is what the targets need; without targets they are the
-    operations that overwrite a variable with something computed from activations.
+    operations that overwrite a variable with something computed from activations. ``whole`` says
+    that every run needs all of the targets, as it is with functions.
 
     Raises:
         GraphError: nothing behind the forward phase reads an activation (no gradients).
@@ -153,12 +160,12 @@ def phases(graph: Graph, *, loss: ValueId | None = None, targets: Sequence[OpId]
     order = topological(graph)
     active = _activations(graph, order)
     wanted = list(targets) if targets else _writers(graph, active)
-    if loss is not None:
-        wanted.append(graph.value(loss).op)
+    losses = [] if loss is None else [loss] if isinstance(loss, int) else list(loss)
+    wanted += [graph.value(v).op for v in losses]
     step = ancestors(graph, wanted)
     level = levels(graph, order, step)
-    if loss is not None:
-        forward = ancestors(graph, [graph.value(loss).op])
+    if losses:
+        forward = ancestors(graph, [graph.value(v).op for v in losses])
     else:
         widest = _turn(graph, level, active)
         forward = {op for op in step if level[op] <= widest}
@@ -175,7 +182,7 @@ def phases(graph: Graph, *, loss: ValueId | None = None, targets: Sequence[OpId]
         default=-1,
     )
     if turn < 0:
-        where = repr(graph.value_name(loss)) if loss is not None else "the graph"
+        where = repr(graph.value_name(losses[0])) if losses else "the graph"
         raise GraphError(
             f"no gradient ops reach back from {where}: nothing behind the forward phase reads an "
             "activation; pass the tensor that the gradients were taken of as loss=, and the train "
@@ -190,7 +197,9 @@ def phases(graph: Graph, *, loss: ValueId | None = None, targets: Sequence[OpId]
         backward_start=turn + 1,
         activation=tuple(active),
         guard=tuple(guards(graph, order)),
-        needed_by=_needed_by(graph, order, targets),
+        needed_by=(
+            tuple(int(i in step) for i in ids) if whole else _needed_by(graph, order, targets)
+        ),
     )
 
 

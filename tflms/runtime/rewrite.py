@@ -69,8 +69,8 @@ def rewrite(
     Args:
         graph: the training graph, not yet run by a session that is still open.
         config: a ``Config`` or a dict of its fields.
-        loss: the tensor (or tensors) that the gradients were taken of; None finds the turn from forward to
-            backward by the bytes that are alive.
+        loss: the tensor, or tensors, that the gradients were taken of; None finds the turn from
+            forward to backward by the bytes that are alive.
         fetches: what the training loop runs (train op, loss and so on): tensors, operations or
             names; empty takes the operations that overwrite variables.
         keep: protect what is inserted from Grappler; False is for showing what happens otherwise.
