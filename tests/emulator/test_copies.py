@@ -45,6 +45,7 @@ def copies() -> Any:
         result["in"] = emulator.stats()
         result["values"] = [float(value.sum()), float(total)]
         emulator.set_link()
+        del x, y, total
 
         # Ten copies in a row take what their bytes take together.
         with tf.Graph().as_default() as graph:
@@ -57,25 +58,28 @@ def copies() -> Any:
             session.run(xs)
         result["row"] = emulator.stats()
 
-        # The engine moves at a second; the device computes on, and its memory is used again.
+        # Four copies queue for a second in all; meanwhile the device computes on, and fills what
+        # memory it can get with other values.
         with tf.Graph().as_default() as graph:
             with tf.device(emulator.device):
-                starts = [v1.placeholder_with_default(float(i), []) for i in range(4)]
+                starts = [v1.placeholder(tf.float32, []) for _ in range(4)]
                 sources = [tf.fill([MB], start) for start in starts]
                 with tf.device("/cpu:0"):
                     parked = [tf.identity(s, name=f"parked{i}") for i, s in enumerate(sources)]
                     read = [tf.reduce_min(p) for p in parked] + [tf.reduce_max(p) for p in parked]
-                last = [s.op for s in sources]
-                for i in range(8):
-                    with tf.control_dependencies(last):
-                        z = tf.fill([MB], v1.placeholder_with_default(100.0 + i, []))
-                    last = [z.op]
-                done = tf.identity(z, name="done")
+                with tf.control_dependencies(sources):
+                    busy = tf.random.stateless_uniform([512, 512], [1, 2])
+                for _ in range(6):
+                    busy = tf.matmul(busy, busy) / 512.0
+                filler = tf.reduce_max(busy) + 100.0
+                fillers = [tf.fill([MB], filler + float(i)) for i in range(24)]
+                done = tf.identity(tf.add_n(fillers), name="done")
         emulator.set_link(to_host=16 * MB)
         trace = v1.RunMetadata()
         with session_of(graph) as session:
             values, _ = session.run(
-                [read, done.op], options=v1.RunOptions(trace_level=3), run_metadata=trace
+                [read, done.op], dict(zip(starts, [0.0, 1.0, 2.0, 3.0])),
+                options=v1.RunOptions(trace_level=3), run_metadata=trace
             )
         emulator.set_link()
         ends = {}
@@ -83,15 +87,15 @@ def copies() -> Any:
             for node in device.node_stats:
                 ends[node.node_name] = node.all_start_micros + node.all_end_rel_micros
         result["held"] = [float(v) for v in values]
-        result["lead"] = 1e-6 * (min(ends[f"parked{i}"] for i in range(4)) - ends["done"])
-        result["order"] = [name for name in sorted(ends, key=ends.get) if name.startswith("parked")]
+        result["lead"] = 1e-6 * (max(ends[f"parked{i}"] for i in range(4)) - ends["done"])
 
         # Both directions work at once: a value goes out while another comes in.
         with tf.Graph().as_default() as graph:
             with tf.device(emulator.device):
-                out = tf.fill([MB], v1.placeholder_with_default(1.0, []))
+                number = v1.placeholder(tf.float32, [])
+                out = tf.fill([MB], number)
             with tf.device("/cpu:0"):
-                inward = tf.fill([MB], v1.placeholder_with_default(2.0, []))
+                inward = tf.fill([MB], number + 1.0)
                 outward = tf.reduce_sum(tf.identity(out))
             with tf.device(emulator.device):
                 arrived = tf.reduce_sum(tf.identity(inward))
@@ -99,7 +103,7 @@ def copies() -> Any:
         with session_of(graph) as session:
             emulator.reset_stats()
             start = time.monotonic()
-            session.run([outward, arrived])
+            result["sums"] = session.run([outward, arrived], {number: 1.0})
             result["both seconds"] = time.monotonic() - start
             result["both"] = emulator.stats()
         emulator.set_link()
@@ -140,5 +144,6 @@ def test_the_device_computes_on_while_a_copy_is_under_way(copies: Any) -> None:
 
 def test_the_directions_do_not_wait_for_each_other(copies: Any) -> None:
     both = copies["both"]
+    assert copies["sums"] == [1.0 * MB, 2.0 * MB]
     assert both["to_host_seconds"] + both["to_device_seconds"] > 0.95
     assert copies["both seconds"] < 0.9
