@@ -1,12 +1,24 @@
-"""Bytes of every value and variable, and which operations run on the device: the static cost model."""
+"""Bytes of every value, seconds of every operation, rates of the link: what a plan is judged by."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tflms.errors import ConfigError
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning import kernels
+
+COSTS_FORMAT = 1
+# An accelerator of the paper's time, reduced to what can be hoped for: estimates.
+_FLOPS_PER_SECOND = 5e12
+_MEMORY_BYTES_PER_SECOND = 4e11
+_LINK_BYTES_PER_SECOND = 1.2e10
+_LAUNCH_SECONDS = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
                 size is None or (batch_size is None and shape is not None and None in shape)
             ):
                 unknown.add(value)
+            if size is None:
+                size = kernels.reserve_nbytes(graph, value, nbytes)
             nbytes.append(size if size is not None else _at_least(graph, value))
     chosen = device if device is not None else main_device(graph)
     on_device = [False] * graph.size
@@ -59,6 +73,76 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
         int(op.attrs.get("variable_nbytes", 0)) for op in graph.ops() if on_device[op.id]
     )
     return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), variables)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What operations and transfers cost.
+
+    Attributes:
+        seconds: per operation of the user's graph; inserted ones beyond that take none.
+        workspace: scratch bytes per operation.
+        to_host: bytes per second from the device to the host.
+        to_device: bytes per second from the host to the device.
+        source: "static" (an estimate from shapes) or what was measured, and how.
+    """
+
+    seconds: tuple[float, ...]
+    workspace: tuple[int, ...]
+    to_host: float = _LINK_BYTES_PER_SECOND
+    to_device: float = _LINK_BYTES_PER_SECOND
+    source: str = "static"
+
+    def save(self, path: str | Path) -> None:
+        """Write the costs to a JSON file."""
+        data = {"format": COSTS_FORMAT, **dataclasses.asdict(self)}
+        Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path, *, ops: int | None = None) -> Costs:
+        """Read costs from a JSON file.
+
+        Args:
+            path: the file.
+            ops: how many operations the graph has that they are for; None does not check.
+
+        Raises:
+            ConfigError: the file cannot be read, or is for a graph of another size.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data.pop("format") != COSTS_FORMAT:
+                raise ValueError("it was written in another format")
+            data["seconds"] = tuple(float(x) for x in data["seconds"])
+            data["workspace"] = tuple(int(x) for x in data["workspace"])
+            costs = cls(**data)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"cannot read costs from {str(path)!r} ({error}); cost= is 'static', 'measured' or "
+                "a file that Costs.save() wrote"
+            ) from None
+        if ops is not None and len(costs.seconds) != ops:
+            raise ConfigError(
+                f"the costs in {str(path)!r} are for a graph of {len(costs.seconds)} operations; "
+                f"this one has {ops}: measure them again"
+            )
+        return costs
+
+
+def static_costs(graph: Graph, weights: Sizes) -> Costs:
+    """Estimate costs from shapes alone: arithmetic and bytes touched over typical rates."""
+    seconds, workspace = [0.0] * graph.original_ops, [0] * graph.original_ops
+    for op in graph.ops():
+        if op.id >= graph.original_ops or not weights.on_device[op.id]:
+            continue
+        workspace[op.id] = kernels.workspace_nbytes(op, weights.nbytes)
+        if not op.outputs or effects.of(op.type).view:
+            continue
+        touched = sum(weights.nbytes[v] for v in (*op.inputs, *op.outputs))
+        seconds[op.id] = _LAUNCH_SECONDS + max(
+            kernels.flops(graph, op) / _FLOPS_PER_SECOND, touched / _MEMORY_BYTES_PER_SECOND
+        )
+    return Costs(tuple(seconds), tuple(workspace))
 
 
 def _at_least(graph: Graph, value: ValueId) -> int:

@@ -1,32 +1,32 @@
 """Replays a step on paper: which values are on the device when, and what the peak will be.
 
-A prediction, and labelled so wherever it is shown: operations run one after another in the order
-in which the runtime's executor makes them ready; an operation takes over the buffer of an input
-that nobody else needs, as TensorFlow's kernels do.
+A prediction, and labelled so wherever it is shown. Operations run one after another, in a planned
+order or in the one in which the runtime's executor makes them ready; an operation takes over the
+buffer of an input that nobody else needs, as TensorFlow's kernels do. A graph is compiled once and
+replayed for many orders.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tflms.graph import effects
-from tflms.graph.ir import Graph, OpId, ValueId
-from tflms.planning.cost import Sizes
+import numpy as np
+import numpy.typing as npt
 
-# Kernels that write over an input of the same size when nobody else needs it.
-_FORWARDING = frozenset(
-    "Add AddV2 AddN Sub Mul RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Neg Abs Exp Log Log1p "
-    "Expm1 Sqrt Rsqrt Square Sigmoid Tanh Sin Cos Softplus Softsign Relu Relu6 Elu Selu LeakyRelu BiasAdd "
-    "ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SigmoidGrad TanhGrad SqrtGrad RsqrtGrad SoftplusGrad "
-    "Reciprocal Erf Floor Round Sign Cast Softmax LogSoftmax Select SelectV2 ClipByValue "
-    "FusedBatchNormV3 FusedBatchNormGradV3".split()
-)
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning.buffers import Buffers, Transfer
+from tflms.planning.cost import Costs, Sizes, static_costs
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+_TOP = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a simulated step does to memory; all sizes are bytes and all are predictions.
+    """What a simulated step does to memory and time; all figures are predictions.
 
     Attributes:
         order: operations in the order in which they ran.
@@ -36,6 +36,9 @@ class Timeline:
         top: the values that were resident then, largest first, with their bytes.
         host_peak_bytes: the most that was parked on the host at one time.
         moved_bytes: bytes that travelled to the host (as many travel back, or more).
+        seconds: the length of the step.
+        stall_seconds: how much of that the device waited for transfers.
+        transfers: per copy its operation, start and end in seconds.
     """
 
     order: tuple[OpId, ...]
@@ -45,6 +48,9 @@ class Timeline:
     top: tuple[tuple[ValueId, int], ...]
     host_peak_bytes: int
     moved_bytes: int
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    transfers: tuple[tuple[OpId, float, float], ...] = ()
 
 
 def executor_order(graph: Graph, within: set[OpId]) -> list[OpId]:
@@ -70,123 +76,170 @@ def executor_order(graph: Graph, within: set[OpId]) -> list[OpId]:
     return order
 
 
-class _Memory:
-    """Buffers on the device, each with the values that live in it."""
-
-    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId]) -> None:
-        self.graph, self.weights, self.within = graph, weights, within
-        self.buffer: dict[ValueId, int] = {}
-        self.size: dict[int, int] = {}
-        self.readers: dict[int, int] = {}
-        self.owner: dict[int, ValueId] = {}
-        self.resident = weights.variable_nbytes
-        self._next = 0
-
-    def readers_of(self, value: ValueId) -> int:
-        return sum(use.op in self.within for use in self.graph.uses(value))
-
-    def new(self, value: ValueId, nbytes: int) -> None:
-        self._next += 1
-        self.buffer[value] = self._next
-        self.size[self._next] = nbytes
-        self.readers[self._next] = self.readers_of(value)
-        self.owner[self._next] = value
-        self.resident += nbytes
-
-    def share(self, value: ValueId, source: ValueId) -> None:
-        buffer = self.buffer.get(source)
-        if buffer is None:
-            self.new(value, 0)
-            return
-        self.buffer[value] = buffer
-        self.readers[buffer] += self.readers_of(value)
-
-    def done_reading(self, value: ValueId) -> None:
-        buffer = self.buffer.get(value)
-        if buffer is None:
-            return
-        self.readers[buffer] -= 1
-        if self.readers[buffer] <= 0:
-            self.free(buffer)
-
-    def free_if_unread(self, value: ValueId) -> None:
-        buffer = self.buffer.get(value)
-        if buffer is not None and self.readers[buffer] <= 0:
-            self.free(buffer)
-
-    def free(self, buffer: int) -> None:
-        self.resident -= self.size.pop(buffer, 0)
-        self.readers[buffer] = 1 << 60
-
-
-def simulate(graph: Graph, weights: Sizes, within: set[OpId]) -> Timeline:
+def simulate(
+    graph: Graph,
+    weights: Sizes,
+    within: set[OpId],
+    *,
+    order: Sequence[OpId] | None = None,
+    costs: Costs | None = None,
+) -> Timeline:
     """Run the operations of a step on paper.
 
     Args:
         graph: the graph, rewritten or not.
         weights: sizes and placement, of this very graph.
         within: the operations that run; inserted ones among them.
+        order: a topological order of them that the runtime will keep; None takes the executor's.
+        costs: seconds, workspaces and rates; None takes estimates.
     """
-    order = executor_order(graph, within)
-    memory = _Memory(graph, weights, within)
-    host: dict[ValueId, int] = {}
-    host_now = host_peak = moved = 0
-    resident: list[int] = []
-    peak, peak_at = -1, -1
-    top: tuple[tuple[ValueId, int], ...] = ()
-    for place, op_id in enumerate(order):
-        op = graph.op(op_id)
-        if op.role == "swap_out":
-            host_now += weights.nbytes[op.outputs[0]]
-            moved += weights.nbytes[op.outputs[0]]
-            host[op.outputs[0]] = sum(u.op in within for u in graph.uses(op.outputs[0]))
-            host_peak = max(host_peak, host_now)
-        elif op.role == "swap_in":
-            memory.new(op.outputs[0], weights.nbytes[op.outputs[0]])
-            host[op.inputs[0]] -= 1
-            if not host[op.inputs[0]]:
-                host_now -= weights.nbytes[op.inputs[0]]
-        elif weights.on_device[op_id]:
-            _run(graph, weights, memory, op_id)
-        resident.append(memory.resident)
-        if memory.resident > peak:
-            peak, peak_at = memory.resident, place
-            live = [(memory.owner[b], n) for b, n in memory.size.items() if n]
-            top = tuple(sorted(live, key=lambda item: (-item[1], item[0]))[:10])
-        for value in op.inputs:
-            memory.done_reading(value)
-        for value in op.outputs:
-            memory.free_if_unread(value)
-    return Timeline(
-        tuple(order), tuple(resident), max(peak, 0), order[peak_at] if order else None, top,
-        host_peak, moved,
-    )  # fmt: skip
+    chosen = executor_order(graph, within) if order is None else [o for o in order if o in within]
+    costs = static_costs(graph, weights) if costs is None else costs
+    return Replay(graph, weights, within, costs).run(chosen)
 
 
-def _run(graph: Graph, weights: Sizes, memory: _Memory, op_id: OpId) -> None:
-    op = graph.op(op_id)
-    facts = effects.of(op.type)
-    for index, value in enumerate(op.outputs):
-        nbytes = weights.nbytes[value]
-        if facts.reads and not facts.writes:
-            memory.new(value, 0)  # a read shares the variable's buffer
-        elif facts.view and op.inputs:
-            memory.share(value, op.inputs[0])
-        elif index == 0 and op.type in _FORWARDING and (source := _donor(memory, op_id, nbytes)):
-            memory.share(value, source)
-        else:
-            memory.new(value, nbytes)
+class Replay:
+    """A compiled graph; ``run`` replays it in one order and takes milliseconds."""
 
+    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId], costs: Costs) -> None:
+        self._buffers = Buffers.of(graph, weights, within)
+        self._graph, self._costs = graph, costs
+        size = graph.size
+        self._seconds = np.zeros(size)
+        self._seconds[: len(costs.seconds)] = costs.seconds
+        self._workspace = np.zeros(size, np.int64)
+        self._workspace[: len(costs.workspace)] = costs.workspace
+        for op in graph.ops():
+            if op.role == "clone" and op.origin is not None:
+                self._seconds[op.id] = self._seconds[op.origin]
+                self._workspace[op.id] = self._workspace[op.origin]
 
-def _donor(memory: _Memory, op_id: OpId, nbytes: int) -> ValueId | None:
-    """An input of that size whose buffer nobody else will read."""
-    for value in memory.graph.op(op_id).inputs:
-        buffer = memory.buffer.get(value)
-        if (
-            buffer is not None
-            and memory.size.get(buffer) == nbytes
-            and memory.readers[buffer] == 1
-            and nbytes
+    @property
+    def persistent_bytes(self) -> int:
+        """Bytes that stay on the device all step long: variables and constants."""
+        return self._buffers.persistent
+
+    def run(self, order: Sequence[OpId]) -> Timeline:
+        """Replay the step in an order of all its operations."""
+        b = self._buffers
+        count = len(order)
+        sequence = np.asarray(order, np.int64)
+        position = np.zeros(self._graph.size, np.int64)
+        position[sequence] = np.arange(count)
+        start, end, transfers, stall = self._clock(sequence, position)
+        reading = position[b.use_op]
+        for use, transfer in zip(b.out_uses, b.outs, strict=True):
+            reading[use] = self._released(transfer, position, start, transfers, count)
+        ends = position[b.producer]
+        if len(b.use_starts):
+            ends[b.used] = np.maximum(ends[b.used], np.maximum.reduceat(reading, b.use_starts))
+        taken = self._taken(position, ends)
+        alive = np.ones(len(b.nbytes), bool)
+        alive[b.donor[taken]] = False
+        born = np.ones(len(b.nbytes), bool)
+        born[b.heir[taken]] = False
+        change = np.zeros(count + 2, np.int64)
+        np.add.at(change, position[b.producer[born]], b.nbytes[born])
+        np.subtract.at(change, ends[alive] + 1, b.nbytes[alive])
+        if len(b.write_op):  # a variable that somebody still reads is written into a new buffer
+            late = ends[b.write_read] > position[b.write_op]
+            np.add.at(change, position[b.write_op[late]], b.write_nbytes[late])
+            np.subtract.at(change, ends[b.write_read[late]] + 1, b.write_nbytes[late])
+        resident = b.persistent + np.cumsum(change[:count]) + self._workspace[sequence]
+        peak_at = int(np.argmax(resident)) if count else 0
+        host_peak, moved = self._host(position, count)
+        return Timeline(
+            order=tuple(order),
+            resident=tuple(resident.tolist()),
+            peak_bytes=int(resident[peak_at]) if count else b.persistent,
+            peak_op=OpId(int(sequence[peak_at])) if count else None,
+            top=self._top(position, ends, peak_at),
+            host_peak_bytes=host_peak,
+            moved_bytes=moved,
+            seconds=float(end),
+            stall_seconds=stall,
+            transfers=tuple(transfers),
+        )
+
+    def _taken(self, position: Ints, ends: Ints) -> Ints:
+        """Indices of the (donor, heir) pairs whose buffer is handed on, one per operation."""
+        b = self._buffers
+        if not len(b.donor):
+            return np.zeros(0, np.int64)
+        possible = np.flatnonzero(ends[b.donor] == position[b.taker])
+        _, first = np.unique(b.taker[possible], return_index=True)
+        return possible[first]
+
+    def _clock(
+        self, sequence: Ints, position: Ints
+    ) -> tuple[Floats, float, list[tuple[OpId, float, float]], float]:
+        """Start of every operation, end of the step, transfers, and time lost in waiting."""
+        b, costs = self._buffers, self._costs
+        durations = self._seconds[sequence]
+        if not b.outs and not b.ins:
+            ends = np.cumsum(durations)
+            return ends - durations, float(ends[-1]) if len(ends) else 0.0, [], 0.0
+        done: dict[int, float] = {}
+        waits = b.waits
+        transfers: list[tuple[OpId, float, float]] = []
+        start = np.zeros(len(sequence))
+        out_free = in_free = now = stall = 0.0
+        for place, (op, seconds) in enumerate(
+            zip(sequence.tolist(), durations.tolist(), strict=True)
         ):
-            return value
-    return None
+            copy = b.copies.get(op)
+            if copy is not None:
+                ready = max((done.get(p, now) for p in waits.get(op, ())), default=now)
+                if copy.out:
+                    begin = max(now, out_free)
+                    finish = out_free = begin + copy.nbytes / costs.to_host
+                else:
+                    begin = max(ready, now, in_free)
+                    finish = in_free = begin + copy.nbytes / costs.to_device
+                done[op] = finish
+                transfers.append((OpId(op), begin, finish))
+                start[place] = now
+                continue
+            if op in waits:
+                ready = max(done.get(p, 0.0) for p in waits[op])
+                if ready > now:
+                    stall += ready - now
+                    now = ready
+            start[place] = now
+            now += seconds
+        return start, max([now, *done.values()]), transfers, stall
+
+    def _released(
+        self,
+        transfer: Transfer,
+        position: Ints,
+        start: Floats,
+        transfers: Sequence[tuple[OpId, float, float]],
+        count: int,
+    ) -> int:
+        """The last place at which a value that is on its way to the host is still on the device.
+
+        An operation that waits for the copy comes after it for certain; without one, the copy's
+        predicted end decides.
+        """
+        if transfer.gates:
+            return int(min(position[g] for g in transfer.gates)) - 1
+        finish = next(e for op, _, e in transfers if op == transfer.op)
+        after = int(np.searchsorted(start, finish, side="left"))
+        return min(max(after, int(position[transfer.op]) + 1), count - 1)
+
+    def _host(self, position: Ints, count: int) -> tuple[int, int]:
+        b = self._buffers
+        change = np.zeros(count + 2, np.int64)
+        for out in b.outs:
+            change[position[out.op]] += out.nbytes
+            last = max((int(position[r]) for r in out.readers), default=int(position[out.op]))
+            change[last + 1] -= out.nbytes
+        peak = int(np.max(np.cumsum(change))) if b.outs else 0
+        return peak, sum(out.nbytes for out in b.outs)
+
+    def _top(self, position: Ints, ends: Ints, at: int) -> tuple[tuple[ValueId, int], ...]:
+        b = self._buffers
+        here = np.flatnonzero((position[b.producer] <= at) & (ends >= at) & (b.nbytes > 0))
+        rank = sorted(here.tolist(), key=lambda g: (-int(b.nbytes[g]), int(b.root[g])))
+        return tuple((ValueId(int(b.root[g])), int(b.nbytes[g])) for g in rank[:_TOP])

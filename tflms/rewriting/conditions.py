@@ -45,6 +45,25 @@ class Env:
         kind, bound = self.bindings[f"{name}!kind"], self.bindings[name]
         return self.graph.value(bound).op if kind == "Value" else bound
 
+    def source(self, op: OpId) -> OpId:
+        """Return the user's operation that an inserted copy or clone stands for."""
+        node = self.graph.op(op)
+        while node.role:
+            made = self.graph.value(node.inputs[0]).op if node.origin is None else node.origin
+            node = self.graph.op(made)
+        return node.id
+
+    def guard_of(self, op: OpId) -> Guard:
+        """Return the branches that an operation lives in."""
+        return self.guard[self.source(op)]
+
+    def needed(self, op: OpId) -> int:
+        """Return the targets that may need an operation, as bits.
+
+        A copy touches nothing but its own buffer: wherever its source runs, it may.
+        """
+        return self.needed_by[self.source(op)]
+
     def name(self, op: OpId) -> str:
         """Return how people call an operation."""
         return repr(self.graph.op(op).name)
@@ -201,7 +220,7 @@ def ordered(env: Env, a: str, b: str) -> str | None:
     first, second = env.op(a), env.op(b)
     if env.graph.op(first).frame or env.graph.op(second).frame:
         return f"{env.name(first)} or {env.name(second)} runs in a loop"
-    if not env.guard[first] <= env.guard[second]:
+    if not env.guard_of(first) <= env.guard_of(second):
         return f"{env.name(first)} may be dead where {env.name(second)} is alive"
     if env.witness[first] < env.witness[second]:
         return None
@@ -265,7 +284,7 @@ def siblings(env: Env, a: str, b: str) -> str | None:
 def together(env: Env, a: str, b: str) -> str | None:
     """Whatever is asked for, a run that needs b needs a as well: nothing is dragged into it."""
     first, second = env.op(a), env.op(b)
-    if env.needed_by[second] & ~env.needed_by[first]:
+    if env.needed(second) & ~env.needed(first):
         return f"some run needs {env.name(second)} and not {env.name(first)}"
     return None
 

@@ -7,7 +7,7 @@ only this module edits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,15 +50,24 @@ class Refusal:
 class Engine:
     """Applies rules to one graph."""
 
-    def __init__(self, graph: Graph, phases: Phases, *, host_device: str = "/cpu:0") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        phases: Phases,
+        *,
+        host_device: str = "/cpu:0",
+        order: Sequence[OpId] | None = None,
+    ) -> None:
+        """Prepare a graph for rewriting; ``order`` is a planned topological order of all of it."""
         self.graph = graph
         self.phases = phases
         self.host_device = host_device
         self.refusals: list[Refusal] = []
         self.applied: list[Applied] = []
+        self._log: list[tuple[int, Application, Applied]] = []
         self._rules = ruleset.load_all()
         position = [0] * graph.size
-        for place, op in enumerate(phases.order):
+        for place, op in enumerate(phases.order if order is None else order):
             position[op] = place
         self._env = Env(
             graph=graph,
@@ -92,6 +101,7 @@ class Engine:
                 refusal = conditions.VOCABULARY[call.name](self._env, *call.args)
         if refusal is not None:
             return self._refuse(rule, refusal)
+        self._forget_rolled_back()
         mark = len(self.graph.journal)
         made: dict[str, int] = {}
         try:
@@ -107,8 +117,25 @@ class Engine:
                 raise InvariantError(f"rule {rule.name!r} does not ensure {call}: {reason}")
         done = Applied(rule.name, made)
         self.applied.append(done)
+        self._log.append((len(self.graph.journal), application, done))
         _log.debug("%s applied: %s", rule.name, made)
         return done
+
+    @property
+    def log(self) -> list[tuple[Application, Applied]]:
+        """What was applied and not rolled back, in order: the rewrite as rule applications."""
+        self._forget_rolled_back()
+        return [(application, done) for _, application, done in self._log]
+
+    @property
+    def witness(self) -> list[OpId]:
+        """All operations in an order that every edge agrees with, inserted ones in their places."""
+        place = self._env.witness
+        return sorted((op.id for op in self.graph.ops()), key=lambda op: place[op])
+
+    def _forget_rolled_back(self) -> None:
+        while self._log and self._log[-1][0] > len(self.graph.journal):
+            self._log.pop()
 
     def _bind(self, rule: Rule, given: Mapping[str, Any]) -> None:
         bindings: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 
 from tflms.errors import GraphError
 from tflms.graph.ir import Graph, OpId, Shape, ValueId
@@ -111,7 +112,22 @@ def _attributes(tf_op: Any) -> dict[str, Any]:
     """The few attributes that the IR understands."""
     if tf_op.type in ("Enter", "RefEnter"):
         return {"frame_name": tf_op.get_attr("frame_name").decode()}
+    if tf_op.type in ("VarHandleOp", "VariableV2", "Variable"):
+        shape = tf.TensorShape(tf_op.get_attr("shape"))
+        return {"variable_nbytes": _variable_nbytes(tf_op.get_attr("dtype"), shape)}
+    if tf_op.type == "Placeholder" and tf_op.outputs[0].dtype == tf.resource:
+        data = handle_data_util.get_resource_handle_data(tf_op.outputs[0])  # a captured variable
+        return {
+            "variable_nbytes": sum(
+                _variable_nbytes(tf.as_dtype(part.dtype), tf.TensorShape(part.shape))
+                for part in data.shape_and_type
+            )
+        }
     return {}
+
+
+def _variable_nbytes(dtype: Any, shape: Any) -> int:
+    return int(dtype.size * shape.num_elements()) if shape.is_fully_defined() else 0
 
 
 def _set_frames(graph: Graph) -> None:

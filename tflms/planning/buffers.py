@@ -1,0 +1,262 @@
+"""Which values share a device buffer, who reads and who takes it over: a step as flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tflms.graph import effects
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning import kernels
+from tflms.planning.cost import Sizes
+
+Ints = npt.NDArray[np.int64]
+ALLOCATION_NBYTES = 256  # the device's allocator hands out multiples of this
+
+
+def rounded(nbytes: int) -> int:
+    """Return the size of the allocation that holds so many bytes."""
+    return -(-nbytes // ALLOCATION_NBYTES) * ALLOCATION_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy between device and host.
+
+    Attributes:
+        op: the inserted operation.
+        nbytes: what moves.
+        out: from the device to the host.
+        gates: device operations that wait for the copy out to be done.
+        readers: operations that read the copy.
+    """
+
+    op: OpId
+    nbytes: int
+    out: bool
+    gates: tuple[OpId, ...]
+    readers: tuple[OpId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """A step as arrays; a buffer is a value with all views of it.
+
+    Attributes:
+        root, producer, nbytes: per buffer the value that it is made for, its operation, its size.
+        use_op: reading operation per use, grouped by buffer; ``use_starts`` are the starts of the
+            groups and ``used`` their buffers.
+        donor, heir, taker: an operation may let its result live in the buffer of an input.
+        write_op, write_read, write_nbytes: an operation overwrites a variable that a read buffer
+            still shows.
+        outs, out_uses: copies to the host, and which entry of ``use_op`` is theirs.
+        ins: copies back. copies: both, by operation.
+        waits: per operation that waits for copies, those.
+        persistent: bytes of variables and constants.
+    """
+
+    root: Ints
+    producer: Ints
+    nbytes: Ints
+    use_op: Ints
+    use_starts: Ints
+    used: Ints
+    donor: Ints
+    heir: Ints
+    taker: Ints
+    write_op: Ints
+    write_read: Ints
+    write_nbytes: Ints
+    outs: tuple[Transfer, ...]
+    out_uses: tuple[int, ...]
+    ins: tuple[Transfer, ...]
+    copies: Mapping[int, Transfer]
+    waits: Mapping[int, tuple[OpId, ...]]
+    persistent: int
+
+    @staticmethod
+    def of(graph: Graph, weights: Sizes, within: set[OpId]) -> Buffers:
+        """Compile the operations of a step; ``weights`` are of this very graph."""
+        return _Compiler(graph, weights, within).compile()
+
+
+class _Compiler:
+    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId]) -> None:
+        self.graph, self.weights, self.within = graph, weights, within
+        self.buffer = [-1] * graph.value_count
+        self.root: list[int] = []
+        self.producer: list[int] = []
+        self.nbytes: list[int] = []
+        self.takeable: list[bool] = []
+        self.folded: set[OpId] = set()
+        self.persistent = weights.variable_nbytes
+        self.reads_of: dict[ValueId, list[int]] = {}  # variable handle -> buffers that show it
+
+    def compile(self) -> Buffers:
+        graph, within = self.graph, self.within
+        order = _topological(graph, within)
+        self.folded = kernels.folded(graph, order)
+        for op_id in order:
+            self._make(op_id)
+        self.persistent += _initial_constants(graph, self.weights, within)
+        uses: list[list[int]] = [[] for _ in self.root]
+        donor: list[int] = []
+        heir: list[int] = []
+        taker: list[int] = []
+        for op_id in order:
+            op = graph.op(op_id)
+            if op_id in self.folded:
+                continue
+            for value in op.inputs:
+                if (buffer := self.buffer[value]) >= 0:
+                    uses[buffer].append(op_id)
+            if op.type not in kernels.FORWARDING or not op.outputs:
+                continue
+            mine = self.buffer[op.outputs[0]]
+            for value in op.inputs:
+                theirs = self.buffer[value]
+                if (
+                    theirs >= 0
+                    and mine >= 0
+                    and theirs != mine
+                    and self.takeable[theirs]
+                    and self.nbytes[theirs] == self.nbytes[mine] > 0
+                    and sum(self.buffer[v] == theirs for v in op.inputs) == 1
+                ):
+                    donor.append(theirs)
+                    heir.append(mine)
+                    taker.append(op_id)
+        return self._arrays(uses, donor, heir, taker)
+
+    def _make(self, op_id: OpId) -> None:
+        op = self.graph.op(op_id)
+        facts = effects.of(op.type)
+        if op.role == "swap_out":
+            return
+        if op.role == "swap_in":
+            self._new(op.outputs[0], takeable=True)
+            return
+        on_device = self.weights.on_device[op_id]
+        for value in op.outputs:
+            if not on_device:  # a device operation that reads it gets a copy
+                if any(self.weights.on_device[u.op] for u in self.graph.uses(value)):
+                    self._new(value, takeable=True)
+            elif op_id in self.folded:
+                if any(self._reads(u.op) for u in self.graph.uses(value)):
+                    self.persistent += rounded(self.weights.nbytes[value])
+            elif facts.reads and not facts.writes:
+                self._new(value, takeable=False, nbytes=0)
+                self.reads_of.setdefault(op.inputs[0], []).append(self.buffer[value])
+            elif facts.view and op.inputs:
+                self.buffer[value] = self.buffer[op.inputs[0]]
+            else:
+                self._new(value, takeable=True)
+
+    def _reads(self, op: OpId) -> bool:
+        return op in self.within and op not in self.folded
+
+    def _new(self, value: ValueId, *, takeable: bool, nbytes: int | None = None) -> None:
+        self.buffer[value] = len(self.root)
+        self.root.append(value)
+        self.producer.append(self.graph.value(value).op)
+        self.nbytes.append(rounded(self.weights.nbytes[value]) if nbytes is None else nbytes)
+        self.takeable.append(takeable)
+
+    def _arrays(
+        self, uses: list[list[int]], donor: list[int], heir: list[int], taker: list[int]
+    ) -> Buffers:
+        flat: list[int] = []
+        starts: list[int] = []
+        used: list[int] = []
+        outs: list[Transfer] = []
+        out_uses: list[int] = []
+        for buffer, readers in enumerate(uses):
+            if readers:
+                starts.append(len(flat))
+                used.append(buffer)
+            for reader in readers:
+                if self.graph.op(reader).role == "swap_out":
+                    outs.append(self._transfer(OpId(reader), out=True))
+                    out_uses.append(len(flat))
+                flat.append(reader)
+        ins = [
+            self._transfer(op.id, out=False)
+            for op in self.graph.ops()
+            if op.role == "swap_in" and op.id in self.within
+        ]
+        copies: dict[int, Transfer] = {copy.op: copy for copy in (*outs, *ins)}
+        waits: dict[int, tuple[OpId, ...]] = {}
+        for copy in copies.values():
+            for after in self.graph.successors(copy.op):
+                if after in self.within:
+                    waits[after] = (*waits.get(after, ()), copy.op)
+        write_op, write_read, write_nbytes = self._writes()
+        return Buffers(
+            _ints(self.root), _ints(self.producer), _ints(self.nbytes), _ints(flat), _ints(starts),
+            _ints(used), _ints(donor), _ints(heir), _ints(taker), _ints(write_op),
+            _ints(write_read), _ints(write_nbytes), tuple(outs), tuple(out_uses), tuple(ins),
+            copies, waits, self.persistent,
+        )  # fmt: skip
+
+    def _transfer(self, op_id: OpId, *, out: bool) -> Transfer:
+        graph = self.graph
+        op = graph.op(op_id)
+        readers = tuple(u.op for u in graph.uses(op.outputs[0]) if u.op in self.within)
+        gates = tuple(c for c in graph.control_users(op_id) if c in self.within) if out else ()
+        gates = tuple(g for g in gates if not graph.op(g).role)
+        return Transfer(op_id, self.weights.nbytes[op.outputs[0]], out, gates, readers)
+
+    def _writes(self) -> tuple[list[int], list[int], list[int]]:
+        ops: list[int] = []
+        reads: list[int] = []
+        nbytes: list[int] = []
+        for op in self.graph.ops():
+            if op.id not in self.within:
+                continue
+            for slot in effects.of(op.type).writes:
+                handle = op.inputs[slot]
+                home = self.graph.producer(handle)
+                size = int(home.attrs.get("variable_nbytes", 0))
+                for buffer in self.reads_of.get(handle, ()):
+                    ops.append(op.id)
+                    reads.append(buffer)
+                    nbytes.append(size)
+        return ops, reads, nbytes
+
+
+def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> int:
+    """Bytes of constants that variables were started with.
+
+    A session keeps what its initialisation was compiled to; equal constants are one. Random
+    starting values are computed and go.
+    """
+    outside = [op.id for op in graph.ops() if op.id not in within]
+    constant = kernels.folded(graph, _topological(graph, set(outside)))
+    kinds: dict[tuple[str, object], int] = {}
+    for op_id in outside:
+        op = graph.op(op_id)
+        if op.type not in ("AssignVariableOp", "Assign") or not weights.on_device[op_id]:
+            continue
+        v = graph.value(op.inputs[1])
+        if v.op in constant:
+            kinds[(v.dtype, v.shape)] = rounded(weights.nbytes[v.id])
+    return sum(kinds.values())
+
+
+def _topological(graph: Graph, within: set[OpId]) -> list[OpId]:
+    waiting = {op: sum(p in within for p in graph.predecessors(op)) for op in sorted(within)}
+    order = [op for op, count in waiting.items() if not count]
+    for op in order:
+        for after in graph.successors(op):
+            if after in waiting:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    order.append(after)
+    return order
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.asarray(values, np.int64)

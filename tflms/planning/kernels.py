@@ -1,0 +1,119 @@
+"""What is known of kernels beyond their effects: buffers they take over, workspace, arithmetic.
+
+Workspaces are estimates for TensorFlow's CPU kernels (oneDNN), read off ``temp_memory_size`` of
+traced steps; a measured cost model replaces them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tflms.graph import effects
+from tflms.graph.ir import Graph, Op, OpId, ValueId
+
+# Kernels that write over an input of the same size when nobody else needs it. Fused batch
+# normalization is none of them: oneDNN's writes into a buffer of its own.
+_FORWARDING = """
+Abs Add AddN AddV2 BiasAdd Cast ClipByValue Cos Div DivNoNan Elu EluGrad Erf Erfc Exp Expm1 Floor
+Inv LeakyRelu LeakyReluGrad Log Log1p LogSoftmax LogicalNot Maximum Minimum Mul MulNoNan Neg Pow
+RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad Round Rsqrt RsqrtGrad Select SelectV2 Selu
+SeluGrad Sigmoid SigmoidGrad Sign Sin Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
+SqrtGrad Square SquaredDifference Sub Tanh TanhGrad Xdivy _FusedBatchNormEx
+"""
+FORWARDING = frozenset(_FORWARDING.split())
+# Shapes that are known are folded into constants before the step runs: nothing reads the value.
+SHAPE_ONLY = frozenset(["Shape", "ShapeN", "Size", "Rank"])
+_CONVOLUTION_TYPES = """
+Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilter Conv3DBackpropFilterV2
+Conv3DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNative
+DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput _FusedConv2D
+"""
+_CONVOLUTIONS = frozenset(_CONVOLUTION_TYPES.split())
+_MATRIX_PRODUCTS = frozenset(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"])
+_CONVOLUTION_SCRATCH_NBYTES = 16 * 1024
+_POOL_GRADIENTS = frozenset(["MaxPoolGrad", "MaxPoolGradV2"])
+
+
+def reads_shape_only(graph: Graph, op: Op) -> bool:
+    """Tell whether an operation only asks for a shape that is known before the step runs."""
+    return op.type in SHAPE_ONLY and all(
+        (shape := graph.value(v).shape) is not None and None not in shape for v in op.inputs
+    )
+
+
+def folded(graph: Graph, order: Sequence[OpId]) -> set[OpId]:
+    """Return the operations that Grappler replaces by constants, which stay for good.
+
+    They are computed from constants and known shapes alone. Zeros and ones of any size are among
+    them, for they are short to write down.
+    """
+    found: set[OpId] = set()
+    for op_id in order:
+        op = graph.op(op_id)
+        if op.role or op.stateful or op.frame:
+            continue
+        if op.type == "Const" or reads_shape_only(graph, op):
+            found.add(op_id)
+        elif op.type in ("ZerosLike", "OnesLike"):
+            if (shape := graph.value(op.outputs[0]).shape) is not None and None not in shape:
+                found.add(op_id)
+        elif (
+            op.inputs
+            and effects.of(op.type).pure
+            and all(graph.value(v).op in found for v in op.inputs)
+        ):
+            found.add(op_id)
+    return found
+
+
+def reserve_nbytes(graph: Graph, value: ValueId, nbytes: Sequence[int]) -> int | None:
+    """Return the size of a fused batch normalization's last output, or None for other values.
+
+    Where ReLU follows, the two are fused and the output holds a mask of an eighth of the result.
+    """
+    v = graph.value(value)
+    op = graph.op(v.op)
+    if op.type != "FusedBatchNormV3" or v.index != 5:
+        return None
+    uses = graph.uses(op.outputs[0])
+    fused = len(uses) == 1 and graph.op(uses[0].op).type == "Relu"
+    return nbytes[op.outputs[0]] // 8 if fused else 4
+
+
+def workspace_nbytes(op: Op, nbytes: Sequence[int]) -> int:
+    """Estimate the scratch memory of an operation on the device."""
+    if op.type in _POOL_GRADIENTS and len(op.inputs) > 1:
+        return 2 * nbytes[op.inputs[1]]  # where each maximum was, as 64-bit indices
+    if op.type in _CONVOLUTIONS:
+        return _CONVOLUTION_SCRATCH_NBYTES
+    return 0
+
+
+def flops(graph: Graph, op: Op) -> float:
+    """Return the multiplications and additions of an operation, from its shapes."""
+    if op.type in _MATRIX_PRODUCTS:
+        sizes = [_elements(graph, v) for v in (*op.inputs[:2], op.outputs[0])]
+        batch = max(1.0, _batch(graph, op))
+        return 2.0 * math.sqrt(math.prod(sizes) / batch)
+    if op.type in _CONVOLUTIONS:
+        if "Filter" in op.type:
+            kernel, result = op.outputs[0], op.inputs[-1]
+        elif "Input" in op.type:
+            kernel, result = op.inputs[1], op.inputs[-1]
+        else:
+            kernel, result = op.inputs[1], op.outputs[0]
+        shape = graph.value(kernel).shape or (1,)
+        depth = 1 if "Depthwise" in op.type else (shape[-2] or 1) if len(shape) > 1 else 1
+        window = math.prod(d or 1 for d in shape[:-2])
+        return 2.0 * _elements(graph, result) * window * depth
+    return sum(_elements(graph, v) for v in op.outputs)
+
+
+def _elements(graph: Graph, value: ValueId) -> float:
+    return float(math.prod(d or 1 for d in graph.value(value).shape or ()))
+
+
+def _batch(graph: Graph, op: Op) -> float:
+    """Number of independent products: all dimensions of the result but the last two."""
+    return float(math.prod(d or 1 for d in (graph.value(op.outputs[0]).shape or ())[:-2]))

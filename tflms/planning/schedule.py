@@ -1,0 +1,134 @@
+"""Decides in which order a step's operations run, so that little is alive at a time.
+
+A list schedule over the whole step: what lets go of more than it makes runs at once (a weight's
+gradient and its update, which end an activation, before the gradient for the layer before);
+otherwise the user's own order is kept, which runs branch after branch. Greedy, O(E log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from tflms.graph import effects
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning import kernels
+from tflms.planning.cost import Sizes
+
+_SMALL_NBYTES = 16 * 1024
+
+
+class _Alive:
+    """Readers that are still to come, per buffer; views share the buffer of what they show."""
+
+    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId]) -> None:
+        self.graph, self.weights, self.within = graph, weights, within
+        self.home: dict[ValueId, ValueId] = {}
+        self.nbytes: dict[ValueId, int] = {}
+        self.readers: dict[ValueId, dict[OpId, None]] = {}
+
+    def learn(self, order: list[OpId]) -> None:
+        graph, weights = self.graph, self.weights
+        folded = kernels.folded(graph, order)
+        for op_id in order:
+            op = graph.op(op_id)
+            facts = effects.of(op.type)
+            for value in op.outputs:
+                if facts.view and op.inputs:
+                    self.home[value] = self.home.get(op.inputs[0], op.inputs[0])
+                    continue
+                free = not weights.on_device[op_id] or op_id in folded or bool(facts.reads)
+                self.home[value] = value
+                self.nbytes[value] = 0 if free else weights.nbytes[value]
+                self.readers[value] = {}
+            if op_id not in folded:
+                for value in op.inputs:
+                    if (home := self.home.get(value)) is not None:
+                        self.readers[home][op_id] = None
+
+    def change(self, op_id: OpId) -> int:
+        """Bytes that are alive after the operation more than before, if it ran next."""
+        op = self.graph.op(op_id)
+        made = sum(self.nbytes.get(v, 0) for v in op.outputs if self.home.get(v) == v)
+        homes = dict.fromkeys(self.home[v] for v in op.inputs if v in self.home)
+        gone = sum(
+            self.nbytes[h] for h in homes if len(self.readers[h]) == 1 and op_id in self.readers[h]
+        )
+        return made - gone
+
+    def run(self, op_id: OpId) -> list[OpId]:
+        """Mark an operation as run; return the readers that became the last of their buffer."""
+        last: list[OpId] = []
+        for home in dict.fromkeys(
+            self.home[v] for v in self.graph.op(op_id).inputs if v in self.home
+        ):
+            readers = self.readers[home]
+            if readers.pop(op_id, op_id) is None and len(readers) == 1 and self.nbytes[home]:
+                last.append(next(iter(readers)))
+        return last
+
+
+def list_schedule(graph: Graph, weights: Sizes, within: set[OpId]) -> list[OpId]:
+    """Return a topological order of a step's operations that keeps little alive.
+
+    Args:
+        graph: the user's graph.
+        weights: its sizes and placement.
+        within: the operations of the step.
+    """
+    waiting = {op: sum(p in within for p in graph.predecessors(op)) for op in sorted(within)}
+    natural = _natural(graph, within, dict(waiting))
+    rank = {op: place for place, op in enumerate(natural)}
+    alive = _Alive(graph, weights, within)
+    alive.learn(natural)
+    ready: dict[OpId, int] = {}
+    heap: list[tuple[int, int, OpId]] = []
+
+    def push(op: OpId) -> None:
+        ready[op] = key = _urgency(alive.change(op))
+        heapq.heappush(heap, (key, rank[op], op))
+
+    for op, count in waiting.items():
+        if not count:
+            push(op)
+    order: list[OpId] = []
+    while heap:
+        key, _, op = heapq.heappop(heap)
+        if ready.get(op) != key:
+            continue  # it ran, or its worth has changed since
+        del ready[op]
+        order.append(op)
+        for reader in alive.run(op):
+            if reader in ready:
+                push(reader)
+        for after in graph.successors(op):
+            if after in waiting:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    push(after)
+    return order
+
+
+def _urgency(change: int) -> int:
+    """What frees memory goes first, most first; then what hardly matters; then the rest, as made.
+
+    Small operations must not wait for their turn: an update needs its learning rate.
+    """
+    if abs(change) <= _SMALL_NBYTES:
+        return 0
+    return change if change < 0 else 1
+
+
+def _natural(graph: Graph, within: set[OpId], waiting: dict[OpId, int]) -> list[OpId]:
+    """A topological order that follows the order in which the program made the operations."""
+    heap = [op for op, count in waiting.items() if not count]
+    heapq.heapify(heap)
+    order: list[OpId] = []
+    while heap:
+        op = heapq.heappop(heap)
+        order.append(op)
+        for after in graph.successors(op):
+            if after in waiting:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    heapq.heappush(heap, after)
+    return order
