@@ -170,7 +170,7 @@ _TABLE |= {
     name: Effects(True)
     for name in _names("Placeholder _Arg _Retval Assert Print PrintV2 VarIsInitializedOp")
 }
-# Kernels that TensorFlow's own optimizers neither merge with a neighbour nor replace: a control edge
+# Kernels that TensorFlow neither merges with a neighbour nor replaces: a control edge
 # from one of them changes nothing but the order. (The remapper would give up the fusion of, say, a
 # BiasAdd that something waits for, and the numbers would change in their last bits.)
 _SIGNALS = frozenset(

@@ -14,14 +14,20 @@ from tflms.errors import HandBackError
 
 
 def open_sessions(tf_graph: Any) -> list[Any]:
-    """Return the open sessions on a graph."""
-    return [
-        found
-        for found in gc.get_objects()
-        if isinstance(found, tf_session.BaseSession)
-        and found.graph is tf_graph
-        and not getattr(found, "_closed", False)
-    ]
+    """Return the runtime's handles of the open sessions on a graph.
+
+    Asked of the garbage collector, object by object that refers to the graph: a list of all
+    objects would also hold tuples that other threads are still building.
+    """
+    handles = []
+    for referrer in gc.get_referrers(tf_graph):
+        if isinstance(referrer, tf_session.BaseSession):
+            referrer = vars(referrer)
+        if not isinstance(referrer, dict) or referrer.get("_graph") is not tf_graph:
+            continue
+        if referrer.get("_session") is not None and not referrer.get("_closed", True):
+            handles.append(referrer["_session"])
+    return handles
 
 
 def refuse_if_run(tf_graph: Any) -> None:
@@ -33,8 +39,8 @@ def refuse_if_run(tf_graph: Any) -> None:
     Raises:
         HandBackError: such a session is open.
     """
-    for session in open_sessions(tf_graph):
-        if has_run(session):
+    for handle in open_sessions(tf_graph):
+        if has_run(handle):
             raise HandBackError(
                 "an open session has run this graph already and would ignore the rewrite; rewrite "
                 "the graph first, then create the session (or close the session, rewrite, and "
@@ -42,7 +48,7 @@ def refuse_if_run(tf_graph: Any) -> None:
             )
 
 
-def has_run(session: Any) -> bool:
+def has_run(handle: Any) -> bool:
     """Tell whether a session has taken its copy of the graph, by asking it for what is not there.
 
     Without a copy it answers that it has no graph yet; with one, that there is no such node.
@@ -51,7 +57,7 @@ def has_run(session: Any) -> bool:
     options = config_pb2.CallableOptions(target=["tflms/no_such_node"])
     buffer = pywrap_tf_session.TF_NewBufferFromString(options.SerializeToString())
     try:
-        pywrap_tf_session.TF_SessionMakeCallable(session._session, buffer)
+        pywrap_tf_session.TF_SessionMakeCallable(handle, buffer)
     except tf.errors.OpError as error:
         return "was not created with a graph" not in error.message
     finally:

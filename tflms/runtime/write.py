@@ -112,7 +112,11 @@ class _Replay:
 
     def run(self, edits: NetEdits) -> None:
         graph, tf_graph = self.read.graph, self.read.tf_graph
-        with tf_graph.as_default(), tf_graph.control_dependencies(None), tf.name_scope(""):
+        with (
+            tf_graph.as_default(),
+            tf_graph.control_dependencies(None),
+            tf_graph.colocate_with(None, ignore_existing=True),
+        ):
             for op in edits.added:
                 self._ops[op] = self._make(op)
                 self.made.append(self._ops[op])
