@@ -24,11 +24,12 @@ def save_stage(stage: Stage, path: str | Path, *, facts: dict[str, Any]) -> None
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {f"v{index}": np.asarray(v) for index, v in enumerate(stage.variables())}
+    arrays |= {f"m{index}": np.asarray(v) for index, v in enumerate(stage.metric_variables())}
     arrays = {name: _storable(array) for name, array in arrays.items()}
     target = folder / f"chunk_{stage.index}.npz"
     partial = target.with_suffix(f".{os.getpid()}.tmp")
     with partial.open("wb") as file:
-        np.savez(file, batch=facts["batch"], **arrays)
+        np.savez(file, allow_pickle=False, batch=facts["batch"], **arrays)
     partial.replace(target)
 
 
@@ -73,7 +74,7 @@ def restore(stages: Sequence[Stage], path: str | Path, *, digest: str) -> dict[s
                     f"manifest says {facts['batch']}; use another checkpoint"
                 )
             variables = stage.variables()
-            names = [name for name in file.files if name != "batch"]
+            names = [name for name in file.files if name.startswith("v")]
             if len(names) != len(variables):
                 raise ConfigError(
                     f"{folder}: chunk {stage.index} has {len(names)} values for "
@@ -81,6 +82,8 @@ def restore(stages: Sequence[Stage], path: str | Path, *, digest: str) -> dict[s
                 )
             for index, variable in enumerate(variables):
                 variable.assign(_restored(file[f"v{index}"], variable))
+            sums = [name for name in file.files if name.startswith("m")]
+            stage.kept_metrics = [file[f"m{index}"] for index in range(len(sums))]
     return facts
 
 

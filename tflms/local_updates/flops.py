@@ -98,6 +98,22 @@ _COUNTERS: dict[str, Callable[[Any], int]] = {
 }
 
 
+def live_operations(graph: Any) -> list[Any]:
+    """Return the operations of a function's graph that its results or effects need.
+
+    TensorFlow prunes the others before it runs: a tape traces more products than it uses.
+    """
+    waiting = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
+    seen: set[int] = set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in seen:
+            seen.add(id(op))
+            waiting.extend(tensor.op for tensor in op.inputs)
+            waiting.extend(op.control_inputs)
+    return [op for op in graph.get_operations() if id(op) in seen]
+
+
 def flops_of(operations: Iterable[Any]) -> int:
     """Return the operations of the contractions among the graph operations, 2 a multiply-add.
 
@@ -111,5 +127,5 @@ def flops_of(operations: Iterable[Any]) -> int:
         elif op.type in ("PartitionedCall", "StatefulPartitionedCall"):
             body = op.graph._get_function(op.get_attr("f").name)
             if body is not None and getattr(body, "graph", None) is not None:
-                total += flops_of(body.graph.get_operations())
+                total += flops_of(live_operations(body.graph))
     return total

@@ -57,3 +57,22 @@ def set_learning_rate(optimizers: Sequence[Any], rate: float | None) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if has_plain_rate(inner) and float(inner.learning_rate) != rate:
             inner.learning_rate = rate
+
+
+def check_optimizer(trainer: Any, optimizer: Any) -> None:
+    """Refuse optimizer settings that would see one chunk where they mean the network."""
+    if len(trainer.stages) == 1:
+        return
+    if getattr(optimizer, "use_ema", False):
+        raise ConfigError("use_ema=True: Keras averages one optimizer's weights; use one chunk")
+    wide = any(window.first != window.last for window in trainer.windows)
+    if wide and getattr(optimizer, "global_clipnorm", None):
+        raise ConfigError(
+            f"global_clipnorm= would see one chunk's gradients only under "
+            f"method={trainer.method!r}; use clipnorm= or clipvalue="
+        )
+    if wide and trainer.source.dtype_policy.name == "mixed_float16":
+        raise ConfigError(
+            f"mixed_float16 scales each chunk's loss by itself, method={trainer.method!r} sends "
+            "gradients between chunks; use mixed_bfloat16, or method='chunked' or 'greedy'"
+        )

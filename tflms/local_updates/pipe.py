@@ -1,4 +1,4 @@
-"""What threads and processes share: how ``fit`` feeds chunk 0, waits for all, and learns of faults."""
+"""What threads and processes share: how ``fit`` feeds chunk 0, waits, and learns of faults."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tflms.errors import ConfigError
+from tflms.local_updates.assembly import named_results
 from tflms.local_updates.channels import Channel
 from tflms.local_updates.failure import ChunkError
 from tflms.local_updates.optimizers import learning_rate
@@ -38,7 +39,9 @@ class PipeRuntime:
         self._front: Channel | None = None
         self._sent = 0
         self._live: dict[str, Any] = {}
+        self._saving: dict[int, tuple[int, Callable[[], None]]] = {}
         self._opened = False
+        self._evaluating = False
 
     # -- what the runtimes add -----------------------------------------------------------------
 
@@ -77,12 +80,19 @@ class PipeRuntime:
     def session(self, name: str) -> Iterator[None]:
         """Surround ``fit``: whatever happens, the chunks end with it."""
         if name != "fit":
-            yield
+            self._evaluating = True
+            try:
+                yield
+            finally:
+                self._evaluating = False
             return
         try:
             yield
             self.finish()
-        except BaseException:
+        except BaseException as error:
+            if self._opened and not self.failed:  # a callback, the data or an interrupt
+                what = f"{type(error).__name__} in fit: {error}"
+                self.fail(ChunkError(what, chunk=0, batch=self._sent))
             self.abort()
             raise
 
@@ -98,15 +108,18 @@ class PipeRuntime:
         """Run Keras's ``evaluate`` here; the chunks rest at one batch meanwhile."""
         return keras_evaluate(*args, **kwargs)
 
+    def reset(self) -> None:
+        """Reset metrics that live elsewhere; the trainer has reset those in this process."""
+
     def drain(self) -> None:
         """Send an epoch token and wait until every chunk has met it."""
-        if not self._opened:
+        if not self._opened or self._evaluating:
             return
         self.token("epoch")
         self.wait_for("epoch")
         self.gathered()
         self._live.clear()
-        self._live.update(self._results())
+        self._live.update(self.results())
 
     # -- feeding -------------------------------------------------------------------------------
 
@@ -119,10 +132,11 @@ class PipeRuntime:
         tensors = [*keras.tree.flatten(x), *labels, *([] if weights is None else [weights])]
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not self._opened:
-            self._sent = 0
+            self._sent = self.trainer.batches_done
             self._front = self.open([tensor.dtype for tensor in tensors])
             self._opened = True
-            self.token("reset")
+            if not self.trainer.resumed:
+                self.token("reset")
         facts = {
             "kind": "train",
             "batch": self._sent,
@@ -147,6 +161,16 @@ class PipeRuntime:
             self.raise_failure(wait=True)
             raise
 
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers whose learning rate follows the trainer's: it goes in headers."""
+        return []
+
+    def save(self, path: str, *, batch: int, done: Callable[[], None]) -> None:
+        """Send a save token; ``done`` is called when every chunk has met it."""
+        with self._changed:
+            self._saving[batch] = (len(self.trainer.stages), done)
+        self.token("save", path=path)
+
     def wait_for(self, kind: str) -> None:
         """Wait until every chunk has reported a token."""
         count = len(self.trainer.stages)
@@ -157,18 +181,29 @@ class PipeRuntime:
                 self._changed.wait(_TICK_SECONDS)
             self.reports = [report for report in self.reports if report["kind"] != kind]
 
-    def _results(self) -> dict[str, Any]:
-        from tflms.local_updates.assembly import named_results
+    def live(self) -> dict[str, Any]:
+        """Return the metrics to show meanwhile: those of the last epoch token."""
+        return self._live
 
+    def results(self) -> dict[str, Any]:
+        """Return every exit's metrics as of the last epoch token."""
         return named_results(self.trainer.stages, mode="all", ensemble=None)
 
     # -- faults --------------------------------------------------------------------------------
 
     def reported(self, facts: dict[str, Any]) -> None:
         """Take a chunk's report."""
+        done = None
         with self._changed:
-            self.reports.append(facts)
-            self._changed.notify_all()
+            if facts["kind"] == "save":
+                left, done = self._saving[facts["batch"]]
+                self._saving[facts["batch"]] = (left - 1, done)
+                done = done if left == 1 else None
+            else:
+                self.reports.append(facts)
+                self._changed.notify_all()
+        if done is not None:
+            done()
 
     def fail(self, error: ChunkError) -> None:
         """Take the first failure and wake everyone; later ones are its consequences."""

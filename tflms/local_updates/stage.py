@@ -50,6 +50,7 @@ class Stage:
         exit: the loss behind the chunk, or None.
         windows: the windows that hold the chunk, by their end.
         optimizer: the chunk's own optimizer, set by ``LocalTrainer.compile``.
+        kept_metrics: running sums from a checkpoint that wait for their variables.
         device: TensorFlow device for the chunk's step, or None.
     """
 
@@ -68,7 +69,16 @@ class Stage:
         self.exit = exit_
         self.windows = tuple(windows)
         self.optimizer: Any = None
+        self.kept_metrics: list[Any] = []
         self.device = device
+
+    def with_block(self, block: Any) -> Stage:
+        """Return a chunk like this one around another block (a copy of its own)."""
+        stage = Stage(
+            self.index, ChunkNet(block, self.routes), self.exit, self.windows, device=self.device
+        )
+        stage.optimizer = self.optimizer
+        return stage
 
     @property
     def own_window(self) -> Window | None:
@@ -91,12 +101,23 @@ class Stage:
         found = list(self.block.variables)
         if self.exit is not None:
             found += list(self.exit.variables)
-            found += [v for metric in self.exit.metrics for v in metric.variables]
         if self.optimizer is not None:
             found += list(self.optimizer.variables)
         for layer in [self.block, *([self.exit] if self.exit is not None else [])]:
             found += seed_states(layer)
         return list({id(variable): variable for variable in found}.values())
+
+    def metric_variables(self) -> list[Any]:
+        """Return the running sums of the exit's metrics; Keras makes them with the first batch."""
+        if self.exit is None:
+            return []
+        return [variable for metric in self.exit.metrics for variable in metric.variables]
+
+    def restore_metrics(self) -> None:
+        """Set the running sums that a checkpoint holds, once their variables exist."""
+        kept, self.kept_metrics = self.kept_metrics, []
+        for variable, value in zip(self.metric_variables(), kept, strict=True):
+            variable.assign(value)
 
     def forward(self, inputs: Sequence[Any], *, training: bool) -> list[Any]:
         """Return the tensors that leave the chunk."""

@@ -44,6 +44,7 @@ class ThreadsRuntime(PipeRuntime):
                 back_out=back[stage.index - 1] if stage.index else None,
                 report=self.reported,
                 stop_on_nan=self.trainer.stop_on_nan,
+                start=self.trainer.batches_done,
             )
             for stage in stages
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,8 +14,15 @@ from tflms.errors import ConfigError
 from tflms.local_updates.assembly import build_stages, exits_of, named_results
 from tflms.local_updates.evaluation import EXITS, ensemble, exit_model
 from tflms.local_updates.failure import ChunkError
-from tflms.local_updates.optimizers import copy_of, learning_rate, optimizers_for, set_learning_rate
+from tflms.local_updates.optimizers import (
+    check_optimizer,
+    copy_of,
+    learning_rate,
+    optimizers_for,
+    set_learning_rate,
+)
 from tflms.local_updates.plan import SplitPlan
+from tflms.local_updates.resuming import Resuming
 from tflms.local_updates.runtimes import make_runtime
 from tflms.local_updates.split import split
 from tflms.local_updates.stage import Exit, examples_in
@@ -24,7 +32,7 @@ from tflms.local_updates.windows import windows_of
 RUNTIMES = ("fused", "threads", "processes")
 
 
-class LocalTrainer(keras.Model):
+class LocalTrainer(Resuming, keras.Model):
     """A Keras model whose chunks train by their own losses, with no gradient across a cut.
 
     ``fit``, ``evaluate`` and ``predict`` are Keras's; the weights are those of the model that was
@@ -103,8 +111,11 @@ class LocalTrainer(keras.Model):
         self.exit_models = [exit_ for _, exit_ in exits_of(self.stages)]
         self._checks(runtime=runtime, form=form, sync_every=sync_every, heads=heads)
         self._exits = "last"
+        self._evaluating = False
         self._ensemble: Exit | None = None
-        self._batches_done = 0
+        self.batches_done = 0
+        self._to_skip = 0
+        self.resumed = False
         self.train_function: Any = None
         self._runtime = make_runtime(self, runtime, form=form, sync_every=sync_every)
         self.built = True
@@ -172,7 +183,7 @@ class LocalTrainer(keras.Model):
             raise ConfigError("steps_per_execution= belongs to runtime='fused'; use 1")
         optimizers = optimizers_for(optimizer, chunks=count)
         for stage, own in zip(self.stages, optimizers, strict=True):
-            self._check_optimizer(stage, own)
+            check_optimizer(self, own)
             stage.optimizer = own
             if stage.exit is not None:
                 last = stage is self.stages[-1]
@@ -198,23 +209,6 @@ class LocalTrainer(keras.Model):
                     stage.optimizer.build(stage.trainable)
         self._runtime.compiled()
 
-    def _check_optimizer(self, stage: Any, optimizer: Any) -> None:
-        if len(self.stages) == 1:
-            return
-        if getattr(optimizer, "use_ema", False):
-            raise ConfigError("use_ema=True: Keras averages one optimizer's weights; use one chunk")
-        wide = any(window.first != window.last for window in self.windows)
-        if wide and getattr(optimizer, "global_clipnorm", None):
-            raise ConfigError(
-                f"global_clipnorm= would see one chunk's gradients only under "
-                f"method={self.method!r}; use clipnorm= or clipvalue="
-            )
-        if wide and self.source.dtype_policy.name == "mixed_float16":
-            raise ConfigError(
-                f"mixed_float16 scales each chunk's loss by itself, method={self.method!r} sends "
-                "gradients between chunks; use mixed_bfloat16, or method='chunked' or 'greedy'"
-            )
-
     # -- metrics -------------------------------------------------------------------------------
 
     @property
@@ -225,10 +219,23 @@ class LocalTrainer(keras.Model):
             found += self._ensemble.metrics
         return found
 
+    def reset_metrics(self) -> None:
+        """Reset the metrics of all exits, wherever they live."""
+        if self._to_skip and not self._evaluating:
+            return  # the epoch goes on where the checkpoint left it
+        super().reset_metrics()
+        self._runtime.reset()
+
+    def run_digest(self) -> str:
+        """Return a hash of plan, method and windows: processes of one run have the same."""
+        return f"{self.plan.digest()}-{self.method}-{[(w.first, w.last) for w in self.windows]}"
+
     def get_metrics_result(self) -> dict[str, Any]:
         """Return the results per exit; asynchronous chunks are waited for."""
+        if self._evaluating:
+            return named_results(self.stages, mode=self._exits, ensemble=self._ensemble)
         self._runtime.drain()
-        return named_results(self.stages, mode=self._exits, ensemble=self._ensemble)
+        return self._runtime.results()
 
     # -- steps of the fused runtime ------------------------------------------------------------
 
@@ -276,12 +283,14 @@ class LocalTrainer(keras.Model):
         """Return the train function with a look at the losses after each batch."""
 
         def call(iterator: Any) -> Any:
-            rates = learning_rate(self.optimizer)
-            set_learning_rate([stage.optimizer for stage in self.stages[:-1]], rates)
+            if self._to_skip:
+                return self._skip(iterator)
+            set_learning_rate(self._runtime.optimizers(), learning_rate(self.optimizer))
+            self.resumed = False
             logs = function(iterator)
             if self.stop_on_nan and self.runtime_name == "fused":
                 self._look_for_nan(logs)
-            self._batches_done += self.steps_per_execution
+            self.batches_done += self.steps_per_execution
             return logs
 
         return call
@@ -294,15 +303,24 @@ class LocalTrainer(keras.Model):
                     "its loss is no number (NaN or infinite); lower the learning rate, or pass "
                     "stop_on_nan=False to go on",
                     chunk=stage.index,
-                    batch=self._batches_done,
+                    batch=self.batches_done,
                 )
 
     # -- what users call -----------------------------------------------------------------------
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as ``keras.Model.fit`` does, with the same arguments."""
+    def fit(self, *args: Any, resume: str | Path | None = None, **kwargs: Any) -> Any:
+        """Train as ``keras.Model.fit`` does, with the same arguments.
+
+        Args:
+            *args: as in Keras.
+            resume: folder of a checkpoint (see ``LocalCheckpoint``) to go on from, within the epoch
+                too: give the same data in the same order (no shuffling by ``fit``).
+            **kwargs: as in Keras.
+        """
         self._assert_compile_called("fit")
-        self._batches_done = 0
+        self.batches_done, self._to_skip, self.resumed = 0, 0, False
+        if resume is not None:
+            kwargs["initial_epoch"] = self._resume(resume, args, kwargs)
         with self._runtime.session("fit"):
             return self._runtime.fit(super().fit, *args, **kwargs)
 
@@ -321,10 +339,12 @@ class LocalTrainer(keras.Model):
         if self._exits != exits:
             self._exits = exits
             self.test_function = None
+        self._evaluating = True
         try:
             with self._runtime.session("evaluate"):
                 return self._runtime.evaluate(super().evaluate, *args, **kwargs)
         finally:
+            self._evaluating = False
             if before != exits:
                 self._exits = before
                 self.test_function = None

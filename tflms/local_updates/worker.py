@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from tflms.local_updates.optimizers import set_learning_rate
 from tflms.local_updates.stage import Stage
 from tflms.local_updates.step import Back, Done, Forward, Need, floats, train_step
 
+_FRAME = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[", "node ")
+_NODE = re.compile(r"\{\{.*?\}\}")
+
 
 class Worker:
     """One chunk between its queues.
@@ -30,6 +34,7 @@ class Worker:
         back_out: cotangents to the chunk before.
         report: called with facts at each ``epoch`` and ``close`` token.
         stop_on_nan: end the run when the loss is no number.
+        start: batches that an earlier run has done.
 
     Attributes:
         batches: batches done since the start of the run.
@@ -47,6 +52,7 @@ class Worker:
         back_out: Channel | None,
         report: Callable[[dict[str, Any]], None],
         stop_on_nan: bool,
+        start: int = 0,
     ) -> None:
         self.stage = stage
         self.inbox = inbox
@@ -55,7 +61,7 @@ class Worker:
         self.back_out = back_out
         self.report = report
         self.stop_on_nan = stop_on_nan
-        self.batches = 0
+        self.batches = start
         self.busy_since: float | None = None
         self.bytes_in = 0
         self.closing = threading.Event()
@@ -120,6 +126,9 @@ class Worker:
         weights = message.tensors[-1] if weighted else None
         header = tf.constant(json.dumps(message.facts))
         with tf.device(self.stage.device):
+            if self.stage.kept_metrics:
+                self._step.get_concrete_function(header, inputs, labels, weights)
+                self.stage.restore_metrics()
             loss = self._step(header, inputs, labels, weights)
         if self.stop_on_nan and loss is not None and not math.isfinite(float(loss)):
             raise self.error(
@@ -154,6 +163,8 @@ class Worker:
 
 def _short(error: Exception) -> str:
     """Return the first line of an error without TensorFlow's trace of nodes."""
-    text = str(getattr(error, "message", None) or error).strip()
-    lines = [line for line in text.splitlines() if line.strip() and "{{" not in line]
-    return (lines[0] if lines else text.splitlines()[0] if text else "no message")[:300]
+    text = str(getattr(error, "message", None) or error)
+    lines = [_NODE.sub("", line).strip() for line in text.splitlines()]
+    return next((line for line in lines if line and not line.startswith(_FRAME)), "no message")[
+        :300
+    ]
