@@ -159,7 +159,7 @@ def phases(
     """
     order = topological(graph)
     active = _activations(graph, order)
-    wanted = list(targets) if targets else _writers(graph, active)
+    wanted = list(targets) if targets else _writers(graph, order, active)
     losses = [] if loss is None else [loss] if isinstance(loss, int) else list(loss)
     wanted += [graph.value(v).op for v in losses]
     step = ancestors(graph, wanted)
@@ -260,13 +260,24 @@ def _activations(graph: Graph, order: Sequence[OpId]) -> list[bool]:
     return active
 
 
-def _writers(graph: Graph, active: Sequence[bool]) -> list[OpId]:
-    """Operations that overwrite a variable with something that depends on data."""
-    return [
+def _writers(graph: Graph, order: Sequence[OpId], active: Sequence[bool]) -> list[OpId]:
+    """Operations that overwrite a variable with something that depends on data and on variables.
+
+    An initial value depends on no variable; where nothing else is written, it counts after all.
+    """
+    learned = [False] * graph.value_count
+    for op_id in order:
+        op = graph.op(op_id)
+        known = effects.of(op.type)
+        mine = bool(known.reads) or any(learned[v] or graph.value(v).is_ref for v in op.inputs)
+        for value in op.outputs:
+            learned[value] = mine and graph.value(value).is_tensor
+    found = [
         op.id
         for op in graph.ops()
         if effects.of(op.type).writes and any(active[v] for v in op.inputs)
     ]
+    return [op for op in found if any(learned[v] for v in graph.op(op).inputs)] or found
 
 
 def _turn(graph: Graph, level: Sequence[int], active: Sequence[bool]) -> int:
