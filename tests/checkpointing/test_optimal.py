@@ -132,6 +132,23 @@ def test_with_gradients_of_any_size_no_schedule_beats_the_search(chain: Chain, l
     assert found.makespan >= expected
 
 
+def test_a_gradient_larger_than_its_activation_can_hide_the_optimum_from_the_recurrence() -> None:
+    # Stage 1 runs again before the backward of stage 2, while the gradient is small: only a search
+    # of all orders finds that. It is documented, and this is how far off it is.
+    chain = Chain(
+        forward_seconds=[3, 10, 9],
+        backward_seconds=[0, 2, 8],
+        activation_bytes=[4, 0, 2, 5],
+        saved_bytes=[8, 2, 5],
+        gradient_bytes=[1, 12, 2, 8],
+        forward_overhead_bytes=[12, 5, 5],
+        forward_only_seconds=[10, 6, 9],
+    )
+    assert least_time(chain, 29) == 42
+    assert optimal_schedule(chain, 29).makespan == 48
+    assert drop_inputs(chain, 29).dropping.makespan == 42
+
+
 @SMALL
 @given(chains(), st.integers(5, 60))
 def test_the_optimum_with_dropped_inputs_equals_that_of_a_search(chain: Chain, limit: int) -> None:

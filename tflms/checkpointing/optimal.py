@@ -81,7 +81,7 @@ def drop_inputs(chain: Chain, memory_limit: int | str, slots: int = 500) -> Drop
 
     The result is the optimum of persistent schedules with this one operation more (in an order
     where a dropped input is rebuilt once the gradient of its stage is there). It does not cover
-    schedules that break persistence in other ways; those are seldom quicker. Takes about eight
+    schedules that break persistence in other ways; those are seldom quicker. Takes seven to ten
     times the time and four times the memory of ``optimal_schedule``.
 
     Raises:
