@@ -12,9 +12,10 @@ from typing import Any
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tflms.config import Config
-from tflms.errors import GraphError, HandBackError, InfeasibleError
+from tflms.errors import ConfigError, GraphError, HandBackError, InfeasibleError
 from tflms.graph import effects, erase, order
 from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.names import is_inserted
 from tflms.graph.order import Phases
 from tflms.graph.verify import verify
 from tflms.planning import cost, simulate
@@ -24,6 +25,7 @@ from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
 from tflms.runtime import survival, write
 from tflms.runtime.placement import check_devices
+from tflms.strategies import auto as automatic
 from tflms.strategies import shapes, siblings
 from tflms.strategies import swap as swapping
 
@@ -88,11 +90,13 @@ def rewrite(
     if config.strategy == "none" or config.n_tensors == 0:
         why = "strategy is 'none'" if config.strategy == "none" else "n_tensors is 0"
         return _report(job, (), job.before, 0, (), (f"nothing was changed: {why}",))
-    if any(op.name.startswith("tflms/") for op in job.graph.ops()):
+    if found := next((o.name for o in job.graph.ops() if is_inserted(o.name)), None):
         raise GraphError(
-            "this graph is rewritten already (it holds operations under tflms/); build it anew to "
-            "rewrite it with another config"
+            f"this graph is rewritten already (it holds {found!r}); build it anew to rewrite it "
+            "with another config"
         )
+    if config.strategy == "auto":
+        return _auto(job, keep)
     pairs = siblings.pairs(job.graph, job.phases)
     agreed = order.with_edges(job.graph, job.phases.order, pairs)
     if agreed is None:
@@ -104,6 +108,41 @@ def rewrite(
     swapped = swapping.run(engine, config)
     siblings.run(engine, swapped, pairs)
     return _finish(job, engine, swapped, keep)
+
+
+def _auto(job: Job, keep: bool) -> Report:
+    """Keep a memory limit: order the step, park what must be parked, and nothing where all fits."""
+    limit = limit_of(job)
+    if limit >= job.before.peak_bytes:
+        note = (
+            f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is "
+            f"(predicted), memory_limit is {limit}"
+        )
+        return _report(job, (), job.before, 0, (), (note,))
+    costs = costs_of(job)
+    outcome = automatic.run(job.graph, job.phases, job.config, costs, limit)
+    return _finish(job, outcome.engine, outcome.swapped, keep, outcome)
+
+
+def limit_of(job: Job) -> int:
+    """Return the memory limit in bytes; a fraction is one of the peak as it is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    limit = job.config.memory_limit
+    if limit is None:
+        raise ConfigError("strategy 'auto' keeps a memory_limit; set it to the device's bytes")
+    return int(limit * job.before.peak_bytes) if isinstance(limit, float) else int(limit)
+
+
+def costs_of(job: Job) -> cost.Costs:
+    """Return the costs that ``cost`` asks for: estimated, or from a file."""
+    graph, config = job.graph, job.config
+    if config.cost == "static":
+        weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
+        return cost.static_costs(graph, weights)
+    return cost.Costs.load(config.cost, ops=graph.original_ops)
 
 
 def start(
@@ -142,14 +181,23 @@ def _loss_value(read: reading.ReadGraph, loss: Any) -> ValueId:
     return found
 
 
-def _finish(job: Job, engine: Engine, swapped: list[swapping.Swapped], keep: bool) -> Report:
+def _finish(
+    job: Job,
+    engine: Engine,
+    swapped: list[swapping.Swapped],
+    keep: bool,
+    outcome: automatic.Outcome | None = None,
+) -> Report:
     graph, config = job.graph, job.config
     verify(graph)
     erase.check(graph, _original_edges(job))
     weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
-    after = simulate.simulate(graph, weights, job.within())
+    if outcome is not None:
+        after = outcome.timeline  # in the order that its edges keep
+    else:
+        after = simulate.simulate(graph, weights, job.within())
     notes: tuple[str, ...] = ()
-    if not swapped:
+    if not swapped and not (outcome and outcome.order_edges):
         notes = ("nothing was changed: no value has a late use with an anchor to wait for",)
     elif after.peak_bytes > job.before.peak_bytes:
         notes = (
@@ -169,7 +217,11 @@ def _finish(job: Job, engine: Engine, swapped: list[swapping.Swapped], keep: boo
     write.hand_back(job.read, keep=keep)
     inserted = len(graph) - graph.original_ops
     swaps = tuple(_swap_record(job, s, weights) for s in swapped)
-    return _report(job, swaps, after, inserted, tuple(engine.refusals), ())
+    report = _report(job, swaps, after, inserted, tuple(engine.refusals), ())
+    if outcome is not None:
+        report.floor_bytes = outcome.floor.nbytes
+        report.notes = (f"{outcome.order_edges} control edges fix the order of the step",)
+    return report
 
 
 def _original_edges(job: Job) -> erase.Edges:
@@ -221,6 +273,8 @@ def _report(
         refusals=refusals,
         plain_peak_bytes=job.before.peak_bytes,
         predicted_peak_bytes=after.peak_bytes,
+        predicted_seconds=after.seconds,
+        plain_seconds=job.before.seconds,
         host_bytes=after.host_peak_bytes if inserted else 0,
         moved_bytes=after.moved_bytes if inserted else 0,
         unknown_sizes=len(weights.unknown),

@@ -1,0 +1,296 @@
+"""Chooses which values leave the device, when they must be gone, and when each comes back.
+
+Size, lifetime and link decide. A value's uses in the planned order have gaps between them; a gap
+in which it is away frees its bytes for so long. Gaps are taken greedily where memory is over the
+limit, by the overload that they cover per byte moved; those that turned out needless are given
+back. Then copies are placed: an operation that needs the room waits for the copy out (so the limit
+holds whatever the link does), and each copy back starts as late as the link allows and memory
+permits. After the greedy part of POFO (Beaumont et al. 2021, section 4), on graphs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tflms.graph.ir import OpId, Use, ValueId
+from tflms.planning.cost import Costs
+
+Ints = npt.NDArray[np.int64]
+_ROUNDS = 12  # of choosing and placing, each with a target lowered by what the last was over
+_LATE_COPY = 1.25  # a copy out may take so much longer than planned before it is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A stretch of the planned order in which nothing uses a value.
+
+    Attributes:
+        value: the value.
+        nbytes: its size on the device.
+        after: place of the last use (or the making) before the gap.
+        until: place of the first use behind it.
+        uses: the uses behind the gap, up to the next one.
+    """
+
+    value: ValueId
+    nbytes: int
+    after: int
+    until: int
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """One return of a value: the uses that it serves and the operation that starts the copy."""
+
+    uses: tuple[Use, ...]
+    anchor: OpId
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value that is parked: its returns, and the operation that waits until it is gone."""
+
+    value: ValueId
+    nbytes: int
+    ins: tuple[SwapIn, ...]
+    gate: OpId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What the planner decides about.
+
+    Attributes:
+        order: the planned order of the step.
+        resident: bytes on the device at each place, with nothing swapped.
+        start: seconds at which each place starts, without waiting.
+        seconds: how long each place runs.
+        anchors: whether the operation at a place may start or await copies (it is in the chain).
+        gaps: per value its gaps, in order.
+        costs: rates of the link.
+        limit: bytes that the device may hold.
+        host_limit: bytes that may be parked at one time, or None.
+    """
+
+    order: tuple[OpId, ...]
+    resident: Ints
+    start: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+    anchors: npt.NDArray[np.bool_]
+    gaps: Mapping[ValueId, tuple[Gap, ...]]
+    costs: Costs
+    limit: int
+    host_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided: the values to park, and the peak that the planner expects."""
+
+    choices: tuple[Choice, ...]
+    peak_bytes: int
+    feasible: bool
+
+
+@dataclass(slots=True)
+class _Window:
+    """A gap that is taken, and where it was placed: the value is away from ``gone`` to ``back``."""
+
+    gap: Gap
+    gone: int
+    back: int = field(default=-1)
+
+
+def decide(problem: Problem) -> Decision:
+    """Choose and place swaps so that the device never holds more than the limit.
+
+    Deterministic. If nothing fits, the decision with the lowest peak is returned, not feasible.
+    """
+    target = problem.limit
+    best: Decision | None = None
+    for _ in range(_ROUNDS):
+        taken, complete = _choose(problem, target)
+        decision = _place(problem, taken)
+        if best is None or _better(decision, best):
+            best = decision
+        if decision.feasible or complete is False:
+            break
+        over = decision.peak_bytes - problem.limit
+        target -= max(over, problem.limit // 200)
+    assert best is not None
+    return best
+
+
+def _better(new: Decision, old: Decision) -> bool:
+    if new.feasible != old.feasible:
+        return new.feasible
+    return new.peak_bytes < old.peak_bytes
+
+
+def _choose(problem: Problem, target: int) -> tuple[list[Gap], bool]:
+    """Take gaps until the target holds; False where all that help were taken and it does not."""
+    gaps = [gap for value in problem.gaps for gap in problem.gaps[value]]
+    resident = problem.resident.astype(np.int64).copy()
+    if not gaps or int(resident.max(initial=0)) <= target:
+        return [], bool(int(resident.max(initial=0)) <= target)
+    after = np.array([g.after for g in gaps])
+    until = np.array([g.until for g in gaps])
+    nbytes = np.array([g.nbytes for g in gaps], np.int64)
+    away = problem.start[until] - (problem.start[after] + problem.seconds[after])
+    moving = nbytes / problem.costs.to_host + nbytes / problem.costs.to_device
+    hidden = np.minimum(1.0, (away + 1e-9) / (moving + 1e-9))
+    free = np.ones(len(gaps), bool)
+    chosen: list[int] = []
+    fits = True
+    while True:
+        worst = int(np.argmax(resident))
+        if resident[worst] <= target:
+            break
+        covers = free & (after < worst) & (worst < until)
+        candidates = np.flatnonzero(covers)
+        if not len(candidates):
+            fits = False
+            break
+        excess = np.maximum(resident - target, 0)
+        summed = np.concatenate(([0], np.cumsum(excess)))
+        places = np.concatenate(([0], np.cumsum(excess > 0)))
+        lo, hi = after[candidates] + 1, until[candidates]
+        size = nbytes[candidates]
+        covered = np.minimum(summed[hi] - summed[lo], (places[hi] - places[lo]) * size)
+        score = covered / size * hidden[candidates]
+        pick = int(candidates[int(np.argmax(score))])
+        free[pick] = False
+        chosen.append(pick)
+        resident[after[pick] + 1 : until[pick]] -= nbytes[pick]
+    for pick in sorted(chosen, key=lambda i: (int(nbytes[i]), i)):  # give back what is needless
+        stretch = slice(int(after[pick]) + 1, int(until[pick]))
+        if fits and int(resident[stretch].max(initial=0)) + nbytes[pick] <= target:
+            resident[stretch] += nbytes[pick]
+            chosen.remove(pick)
+    return [gaps[i] for i in chosen], fits
+
+
+def _place(problem: Problem, taken: Sequence[Gap]) -> Decision:
+    """Set gates and anchors; values are away only between them."""
+    places = np.flatnonzero(problem.anchors)
+    windows = [_Window(gap, gap.after + 1) for gap in taken]
+    windows = [w for w in windows if _next(places, w.gap.after) < w.gap.until]
+    resident = problem.resident.astype(np.int64).copy()
+    _place_outs(problem, places, windows, resident)
+    _place_ins(problem, places, windows, resident)
+    by_value: dict[ValueId, list[_Window]] = {}
+    for window in windows:
+        if window.gone <= window.back:
+            by_value.setdefault(window.gap.value, []).append(window)
+    choices = tuple(_choice(problem, by_value[v]) for v in sorted(by_value))
+    peak = int(resident.max(initial=0))
+    return Decision(choices, peak, peak <= problem.limit and _host_fits(problem, windows))
+
+
+def _next(places: Ints, after: int) -> int:
+    """The first place behind another at which an operation can wait."""
+    at = int(np.searchsorted(places, after, side="right"))
+    return int(places[at]) if at < len(places) else 1 << 60
+
+
+def _place_outs(problem: Problem, places: Ints, windows: list[_Window], resident: Ints) -> None:
+    """Find the operation that waits for each copy out.
+
+    No sooner than the copy is done anyway, unless the room is needed sooner. ``resident`` becomes
+    what is held with values away from there to their next use.
+    """
+    starts = problem.start[places]
+    engine = 0.0
+    first: dict[ValueId, _Window] = {}
+    for window in sorted(windows, key=lambda w: (w.gap.after, w.gap.value)):
+        first.setdefault(window.gap.value, window)
+    pending: list[tuple[int, _Window]] = []
+    for window in first.values():
+        made = window.gap.after
+        begin = max(engine, float(problem.start[made] + problem.seconds[made]))
+        copying = window.gap.nbytes / problem.costs.to_host
+        engine = begin + copying
+        at = int(np.searchsorted(starts, begin + copying * _LATE_COPY, side="left"))
+        relaxed = int(places[at]) if at < len(places) else 1 << 60
+        soonest = _next(places, made)
+        window.gone = max(soonest, min(relaxed, window.gap.until - 1))
+        pending.append((soonest, window))
+    for window in windows:
+        if first[window.gap.value] is not window:
+            window.gone = window.gap.after + 1  # its copy is on the host since the first gap
+        resident[window.gone : window.gap.until] -= window.gap.nbytes
+    # Where that is too late for the limit, operations wait for the copies that were made first.
+    late = sorted(pending, key=lambda item: (item[0], item[1].gap.value))
+    for soonest, window in late:
+        stretch = resident[soonest : window.gone]
+        over = np.flatnonzero(stretch > problem.limit)
+        if len(over):
+            at = soonest + int(over[0])
+            gate = int(places[int(np.searchsorted(places, at, side="right")) - 1])
+            gate = max(gate, soonest)
+            resident[gate : window.gone] -= window.gap.nbytes
+            window.gone = gate
+
+
+def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident: Ints) -> None:
+    """Let each copy back start as late as the link allows, and no sooner than there is room."""
+    ends = problem.start[places] + problem.seconds[places]
+    engine = float("inf")
+    for window in sorted(windows, key=lambda w: (-w.gap.until, w.gap.value)):
+        gap = window.gap
+        use = gap.until
+        engine = min(engine, float(problem.start[use])) - gap.nbytes / problem.costs.to_device
+        last = int(np.searchsorted(places, use, side="left")) - 1
+        wanted = int(np.searchsorted(ends[: last + 1], engine, side="right")) - 1
+        low = max(int(np.searchsorted(places, max(window.gone, gap.after + 1), side="left")), 0)
+        if low > last:
+            window.back = window.gone - 1  # no operation lies between: it stays
+            resident[window.gone : use] += gap.nbytes
+            continue
+        earliest = int(places[min(max(wanted, low), last)])
+        stretch = resident[earliest + 1 : use] + gap.nbytes
+        over = np.flatnonzero(stretch > problem.limit)
+        if len(over):
+            earliest += 1 + int(over[-1])
+            at = int(np.searchsorted(places, earliest, side="left"))
+            earliest = int(places[min(at, last)])
+        window.back = earliest
+        resident[earliest + 1 : use] += gap.nbytes
+        engine = min(float("inf"), engine)
+
+
+def _choice(problem: Problem, windows: list[_Window]) -> Choice:
+    windows.sort(key=lambda w: w.gap.until)
+    first = windows[0].gap
+    served: list[SwapIn] = []
+    taken = {w.gap.until: w for w in windows}
+    for gap in problem.gaps[first.value]:
+        if gap.until < first.until:
+            continue
+        if gap.until in taken:
+            served.append(SwapIn(gap.uses, problem.order[taken[gap.until].back]))
+        else:  # a gap that was not taken: the copy that is back already serves it
+            served[-1] = dataclasses.replace(served[-1], uses=served[-1].uses + gap.uses)
+    gate = problem.order[windows[0].gone]
+    return Choice(first.value, first.nbytes, tuple(served), gate)
+
+
+def _host_fits(problem: Problem, windows: Sequence[_Window]) -> bool:
+    if problem.host_limit is None:
+        return True
+    held = np.zeros(len(problem.order) + 1, np.int64)
+    spans: dict[ValueId, tuple[int, int, int]] = {}
+    for window in windows:
+        low, high, _ = spans.get(window.gap.value, (window.gap.after, 0, 0))
+        spans[window.gap.value] = (
+            min(low, window.gap.after), max(high, window.gap.until), window.gap.nbytes,
+        )  # fmt: skip
+    for low, high, nbytes in spans.values():
+        held[low : high + 1] += nbytes
+    return int(held.max(initial=0)) <= problem.host_limit

@@ -1,0 +1,345 @@
+"""The strategy ``auto``: a whole-step order, and swaps that keep a memory limit at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tflms.config import Config
+from tflms.graph import effects
+from tflms.graph.ir import Graph, OpId, Use, ValueId
+from tflms.graph.order import Phases, with_edges
+from tflms.planning import auto, kernels
+from tflms.planning.auto import Choice, Decision, Gap, Problem
+from tflms.planning.buffers import rounded
+from tflms.planning.cost import Costs, Sizes, sizes
+from tflms.planning.floor import Floor, floor, refuse
+from tflms.planning.schedule import list_schedule
+from tflms.planning.simulate import Replay, Timeline, simulate
+from tflms.rewriting.engine import Application, Applied, Engine
+from tflms.strategies import shapes
+from tflms.strategies.swap import Swapped, selection
+
+_ATTEMPTS = 8
+_SIGNIFICANT = 500  # an operation counts that touches this part of the peak, or more
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The operations whose order is fixed, and what each of them may be made to wait for.
+
+    Attributes:
+        ops: in planned order.
+        needed: per operation id, the targets that need it, as bits.
+        feeds: per operation id, the placeholders that it depends on, as bits.
+    """
+
+    ops: tuple[OpId, ...]
+    needed: Sequence[int]
+    feeds: Sequence[int]
+
+    def may_wait(self, op: OpId, before: OpId) -> bool:
+        """Tell whether waiting drags nothing into a run that would do without it.
+
+        What is fetched in other runs is not known; that they feed what they fed before is.
+        """
+        return not (self.needed[op] & ~self.needed[before] or self.feeds[before] & ~self.feeds[op])
+
+
+def chain(
+    graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], peak_bytes: int
+) -> Chain:
+    """Find the memory-significant operations of a step."""
+    least = max(1, peak_bytes // _SIGNIFICANT)
+    folded = kernels.folded(graph, order)
+    ops = [
+        op_id
+        for op_id in order
+        if op_id < graph.original_ops
+        and op_id not in folded
+        and weights.on_device[op_id]
+        and _orderable(graph, phases, op_id)
+        and any(weights.nbytes[v] >= least for v in _touched(graph, op_id, folded))
+    ]
+    return Chain(tuple(ops), phases.needed_by, _feeds(graph, order))
+
+
+def _orderable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+    op = graph.op(op_id)
+    facts = effects.of(op.type)
+    return not (op.frame or phases.guard[op_id] or facts.view or op.type in effects.CONTROL_FLOW)
+
+
+def _touched(graph: Graph, op_id: OpId, folded: set[OpId]) -> list[ValueId]:
+    op = graph.op(op_id)
+    read = [v for v in op.inputs if not effects.of(graph.producer(v).type).reads]
+    return [*op.outputs, *(v for v in read if graph.value(v).op not in folded)]
+
+
+def _feeds(graph: Graph, order: Sequence[OpId]) -> list[int]:
+    feeds = [0] * graph.size
+    count = 0
+    for op_id in order:
+        op = graph.op(op_id)
+        if op.type == "Placeholder" and graph.value(op.outputs[0]).is_tensor:
+            feeds[op_id] = 1 << count
+            count += 1
+        for before in graph.predecessors(op_id):
+            feeds[op_id] |= feeds[before]
+    return feeds
+
+
+def fix_order(engine: Engine, links: Chain) -> int:
+    """Put control edges between neighbours that nothing orders yet; return how many."""
+    added = 0
+    for place, op in enumerate(links.ops):
+        back = place - 1
+        while back >= 0 and not links.may_wait(op, links.ops[back]):
+            back -= 1
+        if back < 0 or engine.reach.precedes(links.ops[back], op):
+            continue
+        outcome = engine.apply(Application("order", {"a": links.ops[back], "b": op}))
+        added += isinstance(outcome, Applied)
+    return added
+
+
+def problem(
+    graph: Graph,
+    weights: Sizes,
+    costs: Costs,
+    timeline: Timeline,
+    links: Chain,
+    wanted: set[ValueId],
+    *,
+    limit: int,
+    host_limit: int | None,
+) -> Problem:
+    """Set up what the planner decides about, from the timeline of the ordered graph."""
+    order = timeline.order
+    place = {op: i for i, op in enumerate(order)}
+    per_op = np.zeros(graph.size)
+    per_op[: len(costs.seconds)] = costs.seconds
+    seconds = per_op[np.asarray(order, np.int64)]
+    in_chain = np.zeros(len(order), bool)
+    in_chain[[place[op] for op in links.ops]] = True
+    views = _Views(graph, order)
+    gaps: dict[ValueId, tuple[Gap, ...]] = {}
+    for op_id in order:
+        for value in graph.op(op_id).outputs:
+            if value in wanted:
+                held = max(place[op_id], views.last_use_of_others(value, place))
+                nbytes = rounded(weights.nbytes[value])
+                if found := _gaps(graph, nbytes, place, in_chain, value, held):
+                    gaps[value] = found
+    return Problem(
+        order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
+        in_chain, gaps, costs, limit, host_limit,
+    )  # fmt: skip
+
+
+class _Views:
+    """Which values show one buffer: parking one of them frees it only when no other is read."""
+
+    def __init__(self, graph: Graph, order: Sequence[OpId]) -> None:
+        self._graph = graph
+        self._home: dict[ValueId, ValueId] = {}
+        self._members: dict[ValueId, list[ValueId]] = {}
+        for op_id in order:
+            op = graph.op(op_id)
+            view = effects.of(op.type).view and bool(op.inputs)
+            for value in op.outputs:
+                home = self._home.get(op.inputs[0], op.inputs[0]) if view else value
+                self._home[value] = home
+                self._members.setdefault(home, []).append(value)
+
+    def last_use_of_others(self, value: ValueId, place: dict[OpId, int]) -> int:
+        """The last place that reads the buffer by another way than through the value; or -1."""
+        graph = self._graph
+        members = self._members[self._home[value]]
+        if len(members) == 1:
+            return -1
+        through = {value}
+        for member in members:  # in order, so a view comes behind what it shows
+            if set(graph.producer(member).inputs[:1]) & through:
+                through.add(member)
+        return max(
+            (
+                place[use.op]
+                for member in members
+                if member not in through
+                for use in graph.uses(member)
+                if use.op in place and not through & set(graph.op(use.op).outputs)
+            ),
+            default=-1,
+        )
+
+
+def _gaps(
+    graph: Graph,
+    nbytes: int,
+    place: dict[OpId, int],
+    in_chain: npt.NDArray[np.bool_],
+    value: ValueId,
+    held: int,
+) -> tuple[Gap, ...]:
+    """The gaps between uses of a value; views of it extend the use that makes them.
+
+    ``held`` is the place up to which its buffer is in use anyway.
+    """
+    uses = [
+        u
+        for u in graph.uses(value)
+        if u.op in place and not kernels.reads_shape_only(graph, graph.op(u.op))
+    ]
+    ends = {u.op: _last_use(graph, place, u.op) for u in uses}
+    events = sorted(uses, key=lambda u: (place[u.op], u.slot))
+    found: list[Gap] = []
+    for use in events:
+        at = place[use.op]
+        if at > held + 1 and in_chain[held + 1 : at].any() and use.op < graph.original_ops:
+            found.append(Gap(value, nbytes, held, at, (use,)))
+        elif found:
+            last = found[-1]
+            found[-1] = Gap(last.value, last.nbytes, last.after, last.until, (*last.uses, use))
+        held = max(held, ends[use.op])
+    return tuple(found)
+
+
+def _last_use(graph: Graph, place: dict[OpId, int], op_id: OpId) -> int:
+    """The place at which an operation, and whatever reads a view that it makes, has read."""
+    last, stack, seen = place[op_id], [op_id], {op_id}
+    while stack:
+        op = graph.op(stack.pop())
+        if not effects.of(op.type).view:
+            continue
+        for value in op.outputs:
+            for use in graph.uses(value):
+                if use.op in place and use.op not in seen:
+                    seen.add(use.op)
+                    stack.append(use.op)
+                    last = max(last, place[use.op])
+    return last
+
+
+def apply(engine: Engine, links: Chain, decision: Decision) -> list[Swapped]:
+    """Apply what was decided through the rules; what a rule refuses stays on the device."""
+    done: list[Swapped] = []
+    for choice in decision.choices:
+        swapped = _apply_choice(engine, links, choice)
+        if swapped is not None:
+            done.append(swapped)
+    return done
+
+
+def _apply_choice(engine: Engine, links: Chain, choice: Choice) -> Swapped | None:
+    graph, phases = engine.graph, engine.phases
+    mark = len(graph.journal)
+    out: ValueId | None = None
+    groups: list[tuple[OpId, tuple[Use, ...]]] = []
+    for swap_in in choice.ins:
+        bindings = {"v": choice.value, "late": swap_in.uses, "anchor": swap_in.anchor}
+        outcome = engine.apply(Application("swap", bindings))
+        if not isinstance(outcome, Applied):
+            graph.rollback(mark)  # a use that is left behind would keep the value
+            return None
+        copy = graph.op(OpId(outcome.made["h"])).outputs[0]
+        if out is None:
+            out = copy
+        else:
+            engine.apply(Application("fuse_swap_outs", {"h1": out, "h2": copy}))
+        groups.append((OpId(outcome.made["w"]), swap_in.uses))
+    if out is None:
+        return None
+    source = graph.value(out).op
+    if choice.gate is not None and links.may_wait(choice.gate, graph.value(choice.value).op):
+        engine.apply(Application("order", {"a": source, "b": choice.gate}))
+    gone = max((phases.level[u.op] for u in graph.uses(choice.value) if u.op < graph.original_ops),
+               default=phases.level[graph.value(choice.value).op])  # fmt: skip
+    back = min(phases.level[graph.op(w).controls[0]] for w, _ in groups)
+    return Swapped(choice.value, source, tuple(groups), gone, back)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the strategy did.
+
+    Attributes:
+        engine: with all rule applications in its log.
+        swapped: the values that were parked.
+        timeline: prediction for the rewritten graph in its planned order.
+        floor: what no plan can go below.
+        order_edges: control edges that fix the order.
+        fits: whether the limit is kept.
+    """
+
+    engine: Engine
+    swapped: list[Swapped]
+    timeline: Timeline
+    floor: Floor
+    order_edges: int
+    fits: bool
+
+
+def run(
+    graph: Graph,
+    phases: Phases,
+    config: Config,
+    costs: Costs,
+    limit: int,
+) -> Outcome:
+    """Order a step and park values so that it keeps a memory limit.
+
+    Raises:
+        InfeasibleError: the limit is below the floor, or no choice of swaps meets it.
+    """
+    step = {op.id for op in graph.ops() if phases.step[op.id]}
+    weights = sizes(graph, device=config.device, batch_size=config.batch_size)
+    order = list_schedule(graph, weights, step)
+    outside = [op for op in phases.order if op not in step]
+    engine = Engine(
+        graph, phases, host_device=config.host_device, order=_whole(graph, order, outside)
+    )
+    shapes.run(engine)
+    step |= {op.id for op in graph.ops() if op.role}
+    weights = sizes(graph, device=config.device, batch_size=config.batch_size)
+    order = [op for op in engine.witness if op in step]
+    replay = Replay(graph, weights, step, costs)
+    ordered = replay.run(order)
+    lowest = floor(graph, weights, costs, order, replay.persistent_bytes)
+    if limit < lowest.nbytes:
+        raise refuse(graph, lowest, limit)
+    links = chain(graph, phases, weights, order, ordered.peak_bytes)
+    edges = fix_order(engine, links)
+    wanted = selection(graph, config)
+    host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
+    target = limit
+    mark, best = len(graph.journal), None
+    for _ in range(_ATTEMPTS):
+        setup = problem(graph, weights, costs, ordered, links, wanted, limit=target,
+                        host_limit=host_limit)  # fmt: skip
+        decision = auto.decide(setup)
+        swapped = apply(engine, links, decision)
+        inserted = step | {op.id for op in graph.ops() if op.role}
+        now = sizes(graph, device=config.device, batch_size=config.batch_size)
+        timeline = simulate(
+            graph, now, inserted, order=[o for o in engine.witness if o in inserted], costs=costs
+        )
+        if timeline.peak_bytes <= limit:
+            return Outcome(engine, swapped, timeline, lowest, edges, True)
+        best = min(timeline.peak_bytes, best or timeline.peak_bytes)
+        target -= max(timeline.peak_bytes - limit, limit // 200)
+        graph.rollback(mark)
+        if target < lowest.nbytes // 2:
+            break
+    raise refuse(graph, lowest, limit, best)
+
+
+def _whole(graph: Graph, step: Sequence[OpId], outside: Sequence[OpId]) -> list[OpId]:
+    """An order of all operations that keeps the planned order of the step."""
+    found = with_edges(graph, [*step, *outside], list(pairwise(step)))
+    assert found is not None
+    return found
