@@ -14,6 +14,7 @@ from typing import Any
 from tflms.errors import InvariantError, RuleError
 from tflms.graph.erase import original
 from tflms.graph.ir import Graph, Op, OpId, Use, ValueId
+from tflms.graph.names import inserted
 from tflms.graph.order import Phases, Reach
 from tflms.rewriting import conditions, ruleset
 from tflms.rewriting.conditions import Env
@@ -231,9 +232,9 @@ class Engine:
         role = "identity"
         if statement.host:
             role = "swap_in" if source.role == "swap_out" else "swap_out"
-        root = graph.value_name(original(graph, value)).replace(":", "_")
+        root = graph.value(original(graph, value))
         op = graph.add(
-            self._fresh(f"tflms/{role}/{root}"),
+            self._fresh(inserted(graph.op(root.op).name, root.index, role)),
             statement.type,
             inputs=[value],
             controls=controls,
@@ -250,7 +251,7 @@ class Engine:
         graph, twin = self.graph, self.graph.op(origin)
         mapped: Mapping[ValueId, ValueId] = self._env.bindings.get("swapped", {})
         op = graph.add(
-            self._fresh(f"tflms/clone/{twin.name}"),
+            self._fresh(inserted(twin.name, 0, "clone")),
             twin.type,
             inputs=[mapped.get(v, v) for v in twin.inputs],
             controls=controls,

@@ -1,4 +1,4 @@
-"""Collects the graphs that TensorFlow makes of rewritten functions, to see that rewrites survive."""
+"""Collects the graphs that TensorFlow makes of rewritten functions, to see that they survive."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from tensorflow.python.eager import context
 
 from tflms.errors import TflmsError
+from tflms.graph.names import is_inserted
 from tflms.report import Report, Survival
 
 _log = logging.getLogger(__name__)
-_MARK = "tflms/"  # inserted operations lie under it; inlining puts the caller's name in front
 
 
 class _Collection:
@@ -68,15 +68,22 @@ def match(reports: Sequence[Report], function_graphs: Iterable[Any]) -> list[Rep
     A function that was inlined has its caller's name before each node; two functions of the same
     structure differ in that, or in the graph that holds them.
     """
-    found = [group for graphs in function_graphs for group in _groups(graphs)]
+    graphs = [_inserted(graph) for graph in function_graphs]
+    taken: set[tuple[int, str]] = set()  # a graph and the caller's name in it
     left: list[Report] = []
     for report in reports:
         names = report.inserted_names
-        best = max(found, key=lambda group: sum(n in group for n in names), default=set())
-        if not any(name in best for name in names):
+        found = {
+            (place, caller): group
+            for place, present in enumerate(graphs)
+            for caller, group in _by_caller(names, present).items()
+            if (place, caller) not in taken
+        }
+        if not found:
             left.append(report)
             continue
-        found.remove(best)
+        where, best = max(found.items(), key=lambda entry: len(entry[1]))
+        taken.add(where)
         missing = tuple(name for name in names if name not in best)
         report.survival = Survival(len(names), len(names) - len(missing), missing)
         if missing:
@@ -88,18 +95,28 @@ def match(reports: Sequence[Report], function_graphs: Iterable[Any]) -> list[Rep
     return left
 
 
-def _groups(graphs: Any) -> list[set[str]]:
-    """Inserted operations in the partitions of one function, apart for each inlined call."""
-    groups: dict[str, set[str]] = {}
+def _inserted(graphs: Any) -> list[str]:
+    """Names of all inserted operations in the partitions of one function."""
+    found: list[str] = []
     for graph_def in graphs.partition_graphs:
-        nodes = [("", node) for node in graph_def.node]
+        found += [node.name for node in graph_def.node]
         for function in graph_def.library.function:
-            nodes += [(function.signature.name + ":", node) for node in function.node_def]
-        for owner, node in nodes:
-            at = node.name.find(_MARK)
-            if at == 0 or (at > 0 and node.name[at - 1] == "/"):
-                groups.setdefault(owner + node.name[:at], set()).add(node.name[at:])
-    return list(groups.values())
+            found += [f"{function.signature.name}:/{node.name}" for node in function.node_def]
+    return [name for name in found if is_inserted(name)]
+
+
+def _by_caller(names: Sequence[str], present: Sequence[str]) -> dict[str, set[str]]:
+    """Which of a report's names are present, apart for each caller that they were inlined into."""
+    wanted = set(names)
+    groups: dict[str, set[str]] = {}
+    for full in present:
+        caller, rest = "", full
+        while rest and rest not in wanted:
+            head, _, rest = rest.partition("/")
+            caller += head + "/"
+        if rest:
+            groups.setdefault(caller, set()).add(rest)
+    return groups
 
 
 def _answer(report: Report) -> Survival:
