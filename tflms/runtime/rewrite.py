@@ -16,7 +16,6 @@ from tflms.errors import ConfigError, GraphError, HandBackError, InfeasibleError
 from tflms.graph import effects, erase, order
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.names import is_inserted
-from tflms.graph.names import is_inserted
 from tflms.graph.order import Phases
 from tflms.graph.verify import verify
 from tflms.planning import cost, simulate
