@@ -45,6 +45,12 @@ def owner(graph: Graph, value: ValueId) -> OpId | None:
     return None
 
 
+def touches(graph: Graph, op: OpId) -> bool:
+    """Tell whether an operation takes a handle of, or a reference to, a variable."""
+    inputs = (graph.value(v) for v in graph.op(op).inputs)
+    return any(v.is_ref or v.dtype == "resource" for v in inputs)
+
+
 def edges(graph: Graph) -> list[Edge]:
     """Return all edges by target: read and control edges as they stand, then update edges."""
     found: list[Edge] = []

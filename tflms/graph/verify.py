@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tflms.errors import InvariantError
-from tflms.graph import effects, order, text
+from tflms.graph import effects, order, text, variables
 from tflms.graph.erase import COPIES, original
 from tflms.graph.ir import Graph, Op, OpId, Use
 
@@ -60,7 +60,7 @@ def _verify_inserted(graph: Graph, op: Op) -> None:
         facts = effects.of(op.type)
         if not facts.pure or op.stateful:
             _fail(graph, op, "repeats an operation that must run once (I7)")
-        if facts.reads or facts.writes:
+        if facts.reads or facts.writes or variables.touches(graph, op.id):
             _fail(graph, op, "touches a variable (I6)")
         if op.origin is None or op.frame != graph.op(op.origin).frame:
             _fail(graph, op, "left the loop frame of what it repeats (I8)")

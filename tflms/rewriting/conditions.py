@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tflms.graph import effects
+from tflms.graph import effects, variables
 from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Reach
@@ -121,6 +121,8 @@ def recomputable(env: Env, v: str) -> str | None:
         return f"{op.name!r} is of the unknown type {op.type}, which is left alone"
     if not facts.pure or op.stateful or facts.reads or facts.writes:
         return f"{op.name!r} ({op.type}) must run exactly once"
+    if variables.touches(env.graph, op.id):  # by then the variable may hold something else
+        return f"{op.name!r} ({op.type}) looks at a variable, which may change in between"
     return None
 
 
