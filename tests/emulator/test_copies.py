@@ -92,18 +92,17 @@ def copies() -> Any:
         # Both directions work at once: a value goes out while another comes in.
         with tf.Graph().as_default() as graph:
             with tf.device(emulator.device):
-                number = v1.placeholder(tf.float32, [])
-                out = tf.fill([MB], number)
+                out = tf.random.stateless_uniform([MB], [1, 1])
             with tf.device("/cpu:0"):
-                inward = tf.fill([MB], number + 1.0)
-                outward = tf.reduce_sum(tf.identity(out))
+                inward = tf.random.stateless_uniform([MB], [2, 2])
+                outward = tf.reduce_max(tf.identity(out))
             with tf.device(emulator.device):
-                arrived = tf.reduce_sum(tf.identity(inward))
+                arrived = tf.reduce_max(tf.identity(inward))
         emulator.set_link(emulator.Link(to_host=8 * MB, to_device=8 * MB))
         with session_of(graph) as session:
             emulator.reset_stats()
             start = time.monotonic()
-            result["sums"] = session.run([outward, arrived], {number: 1.0})
+            result["greatest"] = session.run([outward, arrived])
             result["both seconds"] = time.monotonic() - start
             result["both"] = emulator.stats()
         emulator.set_link()
@@ -144,6 +143,6 @@ def test_the_device_computes_on_while_a_copy_is_under_way(copies: Any) -> None:
 
 def test_the_directions_do_not_wait_for_each_other(copies: Any) -> None:
     both = copies["both"]
-    assert copies["sums"] == [1.0 * MB, 2.0 * MB]
+    assert all(0.999 < value < 1.0 for value in copies["greatest"])
     assert both["to_host_seconds"] + both["to_device_seconds"] > 0.95
     assert copies["both seconds"] < 0.9
