@@ -5,6 +5,8 @@ The gate for edits does not let a graph break, so the graphs are broken behind i
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tflms.errors import InvariantError
@@ -85,7 +87,7 @@ def test_i3_a_cycle_is_shown_in_full(graph):
     names = message.partition(": ")[2].replace("'", "").split(" -> ")
     assert names[0] == names[-1]
     assert {"v", "g"} <= set(names)
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(names):
         assert op(graph, before).id in graph.predecessors(op(graph, after).id)
 
 

@@ -43,7 +43,7 @@ _COMPUTE = _names(
     Atan2 Atanh AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2
     BatchMatMulV3 BatchNormWithGlobalNormalization BatchNormWithGlobalNormalizationGrad
     BatchToSpace BatchToSpaceND Betainc BiasAdd BiasAddGrad Bincount BitwiseAnd BitwiseOr
-    BitwiseXor BroadcastTo Bucketize Cast Ceil CheckNumerics Cholesky CholeskyGrad ClipByValue
+    BitwiseXor BroadcastTo Bucketize Cast Ceil Cholesky CholeskyGrad ClipByValue
     Complex ComplexAbs Concat ConcatV2 Conj Conv Conv2D Conv2DBackpropFilter
     Conv2DBackpropFilterV2 Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D Conv3DBackpropFilter
     Conv3DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropInputV2 Cos Cosh CropAndResize
@@ -70,7 +70,7 @@ _COMPUTE = _names(
     ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 RightShift Rint Roll Round Rsqrt
     RsqrtGrad ScaleAndTranslate ScaleAndTranslateGrad ScatterNd SegmentMax SegmentMean
     SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2 Selu SeluGrad Sigmoid
-    SigmoidGrad Sign Sin Sinc Sinh Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus
+    SigmoidGrad Sign Sin Sinh Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus
     SoftplusGrad Softsign SoftsignGrad SpaceToBatch SpaceToBatchND SpaceToDepth
     SparseSegmentMean SparseSegmentMeanGrad SparseSegmentSqrtN SparseSegmentSqrtNGrad
     SparseSegmentSum SparseSoftmaxCrossEntropyWithLogits SparseTensorDenseMatMul SparseToDense
@@ -78,14 +78,13 @@ _COMPUTE = _names(
     Svd Tan Tanh TanhGrad TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub
     TensorScatterUpdate Tile TopK TopKV2 Transpose ConjugateTranspose TruncateDiv TruncateMod
     UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum Where Xdivy
-    Xlog1py Xlogy ZerosLike Zeta _FusedBatchNormEx _FusedConv2D _FusedMatMul Rank3Softmax
-   
+    Xlog1py Xlogy ZerosLike Zeta _FusedBatchNormEx _FusedConv2D _FusedMatMul
     """
 )
 # Pure, but their outputs are shapes, indices or other small host-side numbers.
 _SHAPE = _names(
     """
-    BroadcastArgs BroadcastGradientArgs ConcatOffset ConcatOffsetV2 Const LinSpace Rank Shape
+    BroadcastArgs BroadcastGradientArgs ConcatOffset Const LinSpace Rank Shape
     ShapeN Size HostConst UnravelIndex Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2
     ListDiff
     """
@@ -93,7 +92,7 @@ _SHAPE = _names(
 _VIEW = _names(
     """
     Bitcast EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient
-    Reshape Squeeze StopGradient DeepCopy Unpack
+    Reshape Squeeze StopGradient Unpack
     """
 )
 _RANDOM = _names(
@@ -111,7 +110,7 @@ _STATELESS_RANDOM = _names(
     StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomUniformInt
     StatelessRandomUniformIntV2 StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
     StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
-    StatelessTruncatedNormalV2 StatelessRandomBinomial StatelessRandomGetAlg
+    StatelessTruncatedNormalV2 StatelessRandomBinomial
     StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessMultinomial
     """
 )
@@ -168,7 +167,12 @@ _TABLE |= {name: Effects(True, reads=slots, writes=slots) for name, slots in _WR
 _TABLE |= {name: Effects(True) for name in (*_OWNERS, *CONTROL_FLOW, *FUNCTIONAL)}
 _TABLE |= {
     name: Effects(True)
-    for name in _names("Placeholder _Arg _Retval Assert Print PrintV2 VarIsInitializedOp")
+    for name in _names(
+        """
+    Placeholder _Arg _Retval Assert CheckNumerics Print PrintV2 VarIsInitializedOp DeepCopy
+    StatelessRandomGetAlg
+    """
+    )
 }
 # Kernels that TensorFlow neither merges with a neighbour nor replaces: a control edge
 # from one of them changes nothing but the order. (The remapper would give up the fusion of, say, a
