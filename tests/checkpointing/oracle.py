@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +149,45 @@ def chains(draw: st.DrawFn, *, most_stages: int = 5, large_gradients: bool = Fal
         forward_only_seconds=draw(st.one_of(st.none(), st.just(numbers(n, 12)))),
         forward_only_overhead_bytes=draw(st.one_of(st.none(), st.just(numbers(n, 14)))),
     )
+
+
+def recurrence(chain: Chain, limit: int, *, may_drop: bool = False) -> float:
+    """Evaluate the published recurrence, one number at a time; infinite if nothing fits.
+
+    ``early`` says that a^(s-1) goes with the F_all of stage s and the work ends before its
+    backward, ``late`` that the F_all of stage t is done (both only with ``may_drop``).
+    """
+    a, d = chain.activation_bytes, chain.gradient_bytes
+    kept = (0, *chain.saved_bytes)
+    u, v = (0, *chain.forward_seconds), (0, *chain.forward_only_seconds)
+    b = (0, *chain.backward_seconds)
+    o, w = (0, *chain.forward_overhead_bytes), (0, *chain.forward_only_overhead_bytes)
+    p = (0, *chain.backward_overhead_bytes)
+
+    @functools.cache
+    def least(s: int, t: int, m: int, early: bool = False, late: bool = False) -> float:
+        tail = d[t] + (kept[t] if late else 0)
+        forward = m >= tail + kept[s] + o[s]
+        backward = m >= d[s] + kept[s] + d[s - 1] + p[s]
+        if s == t:
+            if (early and late) or not ((late or forward) and (early or backward)):
+                return math.inf
+            return (0 if late else u[s]) + (0 if early else b[s])
+        best = math.inf
+        if forward and early:
+            best = u[s] + least(s + 1, t, m + a[s - 1] - kept[s], False, late)
+        elif forward and backward:
+            best = u[s] + b[s] + least(s + 1, t, m - kept[s], False, late)
+        for at in range(s + 1, t + 1):
+            run = range(s, at)
+            if m < tail + max(w[j] + a[j] + (a[j - 1] if j > s else 0) for j in run):
+                break
+            forwards, rest = sum(v[j] for j in run), m - a[at - 1]
+            keeping = least(at, t, rest, False, late) + least(s, at - 1, m, early)
+            best = min(best, forwards + keeping)
+            if may_drop and not (late and at == t):
+                dropping = least(at, t, rest, True, late) + least(s, at, m, early, True)
+                best = min(best, forwards + dropping)
+        return best
+
+    return least(1, chain.stages, limit - a[0])

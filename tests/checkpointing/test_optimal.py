@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.checkpointing.oracle import (
     chains,
     least_time,
     recorded_chain,
+    recurrence,
     suite_chain,
 )
 from tflms.checkpointing import (
@@ -176,6 +178,24 @@ def test_rounding_neither_loses_feasibility_nor_breaks_the_limit_nor_beats_the_o
     assert rounded.peak_bytes <= limit
     dropping = drop_inputs(chain, limit, slots).dropping
     assert drop_inputs(chain, limit).dropping.makespan <= dropping.makespan <= rounded.makespan
+
+
+@settings(SMALL, max_examples=400)
+@given(chains(most_stages=9, large_gradients=True), st.integers(5, 70))
+def test_the_table_equals_the_plain_recurrence_on_longer_chains(chain: Chain, limit: int) -> None:
+    for may_drop in (False, True):
+        expected = recurrence(chain, limit, may_drop=may_drop)
+        try:
+            if may_drop:
+                found = drop_inputs(chain, limit).dropping.makespan
+            else:
+                found = optimal_schedule(chain, limit).makespan
+        except InfeasibleError as error:
+            found, least = math.inf, error.minimum_bytes
+            assert least is not None
+            assert recurrence(chain, least, may_drop=may_drop) < math.inf
+            assert recurrence(chain, least - 1, may_drop=may_drop) == math.inf
+        assert found == expected
 
 
 @SMALL

@@ -228,9 +228,14 @@ class _Filler:
         """Rule out the splits whose F_ck and F_null do not fit, at the slots where that matters."""
         tail = self.problem.tail_bytes(form)[t]
         need = self.grid.up(self.problem.null_need[s, start : start + len(sums) - 1] + tail)
-        concerned = sums[1:, :upto]
-        slots = np.arange(self.now, self.now + concerned.shape[1])
-        np.copyto(concerned, np.inf, where=slots < need[:, None])
+        # Below the floor nothing fits at all, and above it few splits are concerned: the need
+        # grows with s'. Where memory grows by a rounded size, a slot below the floor may do.
+        floor = max(self.floor[form][s][t - s] - form.head_dropped - self.now, 0)
+        sums[1:, :floor] = np.inf
+        row = int(np.searchsorted(need, self.now + floor, side="right"))
+        concerned = sums[1 + row :, floor:upto]
+        slots = np.arange(self.now + floor, self.now + floor + concerned.shape[1])
+        np.copyto(concerned, np.inf, where=slots < need[row:, None])
 
     def _floor(self, form: Form, s: int, t: int, best: Floats) -> None:
         """Allow what is feasible to the byte, though rounding says otherwise."""
