@@ -224,6 +224,20 @@ def signals(op_type: str, readers: Iterable[str]) -> bool:
     return op_type not in _PRODUCTS or not any(reader in _PULLED_IN for reader in readers)
 
 
+def vanishes(op_type: str, readers: Iterable[str]) -> bool:
+    """Tell whether what such an operation makes may never exist, as its readers pull it in.
+
+    TensorFlow's oneDNN pass merges a Pad with the convolution that reads it and with the gradient
+    of that convolution's weights. To park it would bring it into being, and change the numbers in
+    their last bits.
+
+    Args:
+        op_type: its type.
+        readers: the types of the operations that read what it makes.
+    """
+    return op_type in ("Pad", "PadV2") and any(reader in _PRODUCTS for reader in readers)
+
+
 def of(op_type: str) -> Effects:
     """Return what is known of an op type; of an unknown one, that nothing is."""
     return _TABLE.get(op_type, UNKNOWN)

@@ -41,6 +41,11 @@ def waiting() -> bool:
     return bool(_collection.waiting)
 
 
+def awaits(report: Report) -> bool:
+    """Return whether a report's function has not been seen running."""
+    return any(r is report for r in _collection.waiting)
+
+
 def take() -> None:
     """Look at what was collected so far, and write into each report what is left of its rewrite."""
     with _collection.lock:
@@ -120,7 +125,7 @@ def _by_caller(names: Sequence[str], present: Sequence[str]) -> dict[str, set[st
 
 
 def _answer(report: Report) -> Survival:
-    if report.survival is None and all(r is not report for r in _collection.waiting):
+    if report.survival is None and not awaits(report):
         expect(report)
         context.context().clear_kernel_cache()  # what is in it was prepared unseen
     elif report.survival is None:

@@ -1,7 +1,7 @@
 """The one module that knows how TensorFlow traces functions: who listens is told of every trace.
 
-TensorFlow passes each traced ``FuncGraph`` through a list of transforms before it becomes a
-``ConcreteFunction``. Two more places are watched while somebody listens: the look-up of a trace
+TensorFlow passes each ``FuncGraph``, those of loop bodies and branches too, through a list of
+transforms before it becomes a function of the runtime. Two more places are watched while somebody listens: the look-up of a trace
 (was it traced now, or before?) and the taking of gradients (of which tensors?). All of it is
 looked for when this module is imported, and taken away again when nobody listens any more.
 """
@@ -37,14 +37,16 @@ class Trace:
     """What is known of a function that was traced just now.
 
     Attributes:
-        name: of the Python function.
-        graph: its ``FuncGraph``, complete, not yet a ConcreteFunction.
+        name: of the Python function, and of the loop body or branch in it.
+        graph: its ``FuncGraph``, complete, not yet a function of the runtime.
+        body: whether it is the body of a loop or branch in the function.
         compiled: whether XLA will compile it, by itself or as a part of its caller.
         gradients: the calls that took gradients in it.
     """
 
     name: str
     graph: Any
+    body: bool
     compiled: bool
     gradients: tuple[GradientCall, ...]
 
@@ -57,9 +59,6 @@ class Listener(Protocol):
 
     def reused(self, name: str, graph: Any) -> None:
         """Be told that a function was called whose trace exists already."""
-
-    def closed(self, name: str) -> None:
-        """Be told that gradients were taken in the body of a loop or branch."""
 
 
 @dataclass(slots=True)
@@ -128,6 +127,7 @@ class _Places:
 
             self.transforms: list[Any] = transform.FUNC_GRAPH_TRANSFORMS
             self.compiled_attribute = attributes.XLA_COMPILE
+            self.function_graph = func_graph.FuncGraph  # bodies are of types derived from it
             apply = transform.apply_func_graph_transforms
             self.patches: list[tuple[Any, str, Callable[..., Any]]] = [
                 (tracing_compilation, "_maybe_define_function", _watch_lookup),
@@ -135,7 +135,7 @@ class _Places:
                 (gradients_util, "_GradientsHelper", _watch_gradients),
             ]
             self.originals = [getattr(module, name) for module, name, _ in self.patches]
-            self._check(apply, func_graph.FuncGraph, tracing_compilation)
+            self._check(apply, tracing_compilation)
         except (ImportError, AttributeError, TypeError, LookupError) as error:
             raise HandBackError(
                 f"TensorFlow {tf.__version__} traces functions in another way than this package "
@@ -143,10 +143,10 @@ class _Places:
                 "2.21, tflms.rewrite on a tf.Graph works without"
             ) from error
 
-    def _check(self, apply: Callable[[Any], None], graph_type: Any, tracing: Any) -> None:
+    def _check(self, apply: Callable[[Any], None], tracing: Any) -> None:
         """See that transforms are called, and that tracing calls them; no device is created."""
         seen: list[Any] = []
-        probe = graph_type("tflms_probe")
+        probe = self.function_graph("tflms_probe")
         self.transforms.append(seen.append)
         try:
             apply(probe)
@@ -173,13 +173,15 @@ def _on_graph(graph: Any) -> None:
     if listener is None:
         return
     name, lookups = str(graph.name), _thread.lookups
-    if lookups:
+    body = type(graph) is not _places.function_graph
+    if lookups and not body:
         lookups[-1].traced = True
         name = lookups[-1].name
     listener.traced(
         Trace(
             name=name,
             graph=graph,
+            body=body,
             compiled=any(lookup.compiled for lookup in lookups),
             gradients=tuple(_thread.gradients.pop(graph, ())),
         )
@@ -200,9 +202,6 @@ def _watch_lookup(original: Callable[..., Any]) -> Callable[..., Any]:
             concrete = original(args, kwargs, tracing_options)
             if not lookup.traced:
                 listener.reused(lookup.name, concrete.graph)
-            if len(_thread.lookups) == 1:
-                for graph in _thread.gradients:
-                    listener.closed(str(graph.name))
         finally:
             _thread.lookups.pop()
             if not _thread.lookups:

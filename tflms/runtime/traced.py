@@ -68,9 +68,12 @@ class Traced:
 
     def traced(self, trace: hook.Trace) -> None:
         """Rewrite a traced graph, or leave it alone and note why."""
+        if trace.body and not trace.gradients:
+            return
         _remember(self)
         self._known.add(trace.graph)
-        batch = _batch_of(trace.graph.inputs)
+        captured = {id(t) for t in trace.graph.internal_captures}
+        batch = _batch_of(t for t in trace.graph.inputs if id(t) not in captured)
         if batch is not None:
             self.seen_batch = batch
         if not trace.gradients:
@@ -98,13 +101,6 @@ class Traced:
         else:
             self._notice(text)
 
-    def closed(self, name: str) -> None:
-        """Tell that a training step lies in the body of a loop or branch."""
-        self._warn(
-            f"gradients are taken in {name!r}, the body of a loop or branch, which was left alone; "
-            "put the training step into a tf.function of its own and call that in the loop"
-        )
-
     # --------------------------------------------------------------------------------------------
 
     def _rewrite(self, trace: hook.Trace) -> None:
@@ -125,15 +121,25 @@ class Traced:
                 "were left alone: another one is built on their gradients, or they on its"
             )
         notes += _closed_bodies(graph)
-        with self._lock:
-            report.notes = (*report.notes, *notes)
-            self.reports.append(report)
-            self._own_notes.append(report.notes)
+        report.notes = (*report.notes, *notes)
+        self._keep(report)
         if report.changed:
             graph.mark_as_unsaveable(_UNSAVEABLE)
             collect.expect(report)
         else:
             report._verify = None
+
+    def _keep(self, report: Report) -> None:
+        """Keep a report in place of those of traces that will never run.
+
+        TensorFlow traces a function that creates variables twice and runs the second trace.
+        """
+        with self._lock:
+            never = [r for r in self.reports if r.subject == report.subject and collect.awaits(r)]
+            collect.forget(never)
+            kept = [i for i, r in enumerate(self.reports) if all(r is not n for n in never)]
+            self.reports[:] = [*(self.reports[i] for i in kept), report]
+            self._own_notes[:] = [*(self._own_notes[i] for i in kept), report.notes]
 
     def _sized(self, graph: Any) -> tuple[Config, list[str]]:
         """Put the best known batch size into the config if the graph leaves it open."""

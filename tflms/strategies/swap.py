@@ -91,6 +91,9 @@ def selection(graph: Graph, config: Config) -> set[ValueId]:
         facts = effects.of(op.type)
         if not facts.movable or op.stateful or op.frame or op.role:
             continue
+        readers = (graph.op(use.op).type for v in op.outputs for use in graph.uses(v))
+        if effects.vanishes(op.type, readers):
+            continue
         for value in op.outputs:
             v = graph.value(value)
             if not v.is_tensor or (v.dtype in ("i32", "bool") and v.shape in (None, ())):

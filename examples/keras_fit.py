@@ -1,0 +1,138 @@
+"""Trains two Keras models by ``fit`` in a memory in which plain ``fit`` fails, with equal numbers.
+
+ResNet-50 on slices of a brain (112 x 112, 32 at a time) and a 3D U-Net on the whole brain (96 x 96
+x 96) run on the emulated accelerator: plain in a large memory, plain in a small one (which ends
+with ResourceExhausted), and with one callback added in the same small one. Every loss and all
+final weights are compared bit by bit.
+
+    python examples/keras_fit.py [resnet50] [unet3d] [--steps 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+LARGE_BYTES = 4_000_000_000
+# Share of the plain peak that the small memory has; a little above what the rewritten step needs.
+SMALL_SHARE = {"resnet50": 0.45, "unet3d": 0.59}
+BATCH = {"resnet50": 32, "unet3d": 1}
+
+
+def build(name: str) -> tuple[Any, Any, Any]:
+    """Return a compiled model and real images with labels to train it on."""
+    import keras
+
+    from tflms.zoo import data, models
+
+    if name == "resnet50":
+        inputs, labels = data.slices(112, count=2 * BATCH[name])
+        model = models.resnet50(112, classes=12)
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    else:
+        image, tissue = data.brain(96)
+        inputs, labels = image[None], tissue[None]
+        model = models.unet3d(96, 8)
+        optimizer = keras.optimizers.Adam(1e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
+    return model, inputs, labels
+
+
+def train(name: str, memory_bytes: int, rewritten: bool, steps: int) -> dict[str, Any]:
+    """Train in this process and return losses, a digest of the weights and the peak."""
+    import keras
+    import tensorflow as tf
+
+    import tflms
+    from tflms import emulator
+
+    emulator.load(memory_bytes)
+    tf.config.experimental.enable_op_determinism()
+    model, inputs, labels = build(name)
+    losses: list[float] = []
+    record = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"]))
+    )
+    support = tflms.keras.LargeModelSupport({"batch_size": BATCH[name]})
+    count = len(inputs) // BATCH[name]
+    emulator.reset_stats()
+    try:
+        model.fit(
+            inputs, labels, batch_size=BATCH[name], epochs=-(-steps // count), shuffle=False,
+            verbose=0, callbacks=[record, support] if rewritten else [record],
+        )  # fmt: skip
+    except tf.errors.ResourceExhaustedError:
+        return {"failed": "ResourceExhausted"}
+    digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
+    result: dict[str, Any] = {
+        "losses": [loss.hex() for loss in losses],
+        "weights": digest,
+        "peak_bytes": emulator.stats().peak_bytes,
+    }
+    if rewritten:
+        print(support.report, file=sys.stderr)
+    return result
+
+
+def in_new_process(name: str, memory_bytes: int, *, rewritten: bool, steps: int) -> dict[str, Any]:
+    """Train in a process of its own: a device gets its memory once."""
+    job = json.dumps([name, memory_bytes, rewritten, steps])
+    done = subprocess.run(
+        [sys.executable, __file__, "--job", job],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def compare(name: str, steps: int) -> bool:
+    """Run a model the three ways, print what came of it, and tell whether all is as promised."""
+    plain = in_new_process(name, LARGE_BYTES, rewritten=False, steps=steps)
+    again = in_new_process(name, LARGE_BYTES, rewritten=False, steps=steps)
+    small = int(plain["peak_bytes"] * SMALL_SHARE[name])
+    fails = in_new_process(name, small, rewritten=False, steps=steps)
+    ours = in_new_process(name, small, rewritten=True, steps=steps)
+    repeats = all(plain[key] == again[key] for key in ("losses", "weights"))
+    equal = "failed" not in ours and all(plain[key] == ours[key] for key in ("losses", "weights"))
+    print(f"{name}, {len(plain['losses'])} steps")
+    print(f"  plain fit, large memory:       peak {plain['peak_bytes'] / 1e6:7.1f} MB (measured)")
+    print(f"  plain fit, {small / 1e6:7.1f} MB:         {fails.get('failed', 'trained')}")
+    if "failed" in ours:
+        print(f"  with the callback:             {ours['failed']}")
+        return False
+    share = ours["peak_bytes"] / plain["peak_bytes"]
+    print(
+        f"  with the callback, same memory: peak {ours['peak_bytes'] / 1e6:6.1f} MB (measured), "
+        f"{share:.1%} of plain"
+    )
+    print(f"  plain run equals itself: {repeats}; losses and weights equal bit by bit: {equal}")
+    return repeats and equal and "failed" in fails
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="fit() trains what did not fit.")
+    parser.add_argument("models", nargs="*", help="resnet50, unet3d (default: both)")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        print(json.dumps(train(*json.loads(arguments.job))))
+        return 0
+    names = arguments.models or list(BATCH)
+    if unknown := [name for name in names if name not in BATCH]:
+        parser.error(f"no model {unknown[0]!r}; there are: {', '.join(BATCH)}")
+    results = [compare(name, arguments.steps) for name in names]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
