@@ -17,15 +17,20 @@ from tflms.errors import (
     RuleError,
     TflmsError,
 )
+from tflms.planning.plan import Plan
 from tflms.report import Report
 
 if TYPE_CHECKING:
+    from tflms.runtime.plan_api import plan as plan
+    from tflms.runtime.plan_api import tune as tune
     from tflms.runtime.rewrite import rewrite as rewrite
 
 __version__ = "0.1.0"
 # What needs TensorFlow is imported when it is first asked for: the package itself is not slow.
 _LAZY = {
+    "plan": "tflms.runtime.plan_api",
     "rewrite": "tflms.runtime.rewrite",
+    "tune": "tflms.runtime.plan_api",
 }
 _NEED_TENSORFLOW = ("emulator", "keras", "local_updates")
 _MODULES = ("checkpointing", "emulator", "keras", "local_updates")
@@ -37,10 +42,13 @@ __all__ = [
     "HandBackError",
     "InfeasibleError",
     "InvariantError",
+    "Plan",
     "Report",
     "RuleError",
     "TflmsError",
+    "plan",
     "rewrite",
+    "tune",
 ]
 
 

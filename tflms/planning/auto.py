@@ -91,11 +91,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided: the values to park, and the peak that the planner expects."""
+    """What was decided, and the peak that the planner expects; ``exhausted``: nothing is left."""
 
     choices: tuple[Choice, ...]
     peak_bytes: int
     feasible: bool
+    exhausted: bool = False
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ def decide(problem: Problem) -> Decision:
     best: Decision | None = None
     for _ in range(_ROUNDS):
         taken, complete = _choose(problem, target)
-        decision = _place(problem, taken)
+        decision = dataclasses.replace(_place(problem, taken), exhausted=not complete)
         if best is None or _better(decision, best):
             best = decision
         if decision.feasible or complete is False:

@@ -55,7 +55,7 @@ class Buffers:
         outs, out_uses: copies to the host, and which entry of ``use_op`` is theirs.
         ins: copies back. copies: both, by operation.
         waits: per operation that waits for copies, those.
-        persistent: bytes of variables and constants.
+        persistent: bytes of each variable and constant.
     """
 
     root: Ints
@@ -75,7 +75,7 @@ class Buffers:
     ins: tuple[Transfer, ...]
     copies: Mapping[int, Transfer]
     waits: Mapping[int, tuple[OpId, ...]]
-    persistent: int
+    persistent: tuple[int, ...]
 
     @staticmethod
     def of(graph: Graph, weights: Sizes, within: set[OpId]) -> Buffers:
@@ -92,7 +92,11 @@ class _Compiler:
         self.nbytes: list[int] = []
         self.takeable: list[bool] = []
         self.folded: set[OpId] = set()
-        self.persistent = weights.variable_nbytes
+        self.persistent = [
+            rounded(int(op.attrs.get("variable_nbytes", 0)))
+            for op in graph.ops()
+            if weights.on_device[op.id]
+        ]
         self.reads_of: dict[ValueId, list[int]] = {}  # variable handle -> buffers that show it
 
     def compile(self) -> Buffers:
@@ -146,7 +150,7 @@ class _Compiler:
                     self._new(value, takeable=True)
             elif op_id in self.folded:
                 if any(self._reads(u.op) for u in self.graph.uses(value)):
-                    self.persistent += rounded(self.weights.nbytes[value])
+                    self.persistent.append(rounded(self.weights.nbytes[value]))
             elif facts.reads and not facts.writes:
                 self._new(value, takeable=False, nbytes=0)
                 self.reads_of.setdefault(op.inputs[0], []).append(self.buffer[value])
@@ -198,7 +202,7 @@ class _Compiler:
             _ints(self.root), _ints(self.producer), _ints(self.nbytes), _ints(flat), _ints(starts),
             _ints(used), _ints(donor), _ints(heir), _ints(taker), _ints(write_op),
             _ints(write_read), _ints(write_nbytes), tuple(outs), tuple(out_uses), tuple(ins),
-            copies, waits, self.persistent,
+            copies, waits, tuple(n for n in self.persistent if n),
         )  # fmt: skip
 
     def _transfer(self, op_id: OpId, *, out: bool) -> Transfer:
@@ -227,7 +231,7 @@ class _Compiler:
         return ops, reads, nbytes
 
 
-def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> int:
+def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> list[int]:
     """Bytes of constants that variables were started with.
 
     A session keeps what its initialisation was compiled to; equal constants are one. Random
@@ -243,7 +247,7 @@ def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> int:
         v = graph.value(op.inputs[1])
         if v.op in constant:
             kinds[(v.dtype, v.shape)] = rounded(weights.nbytes[v.id])
-    return sum(kinds.values())
+    return list(kinds.values())
 
 
 def _topological(graph: Graph, within: set[OpId]) -> list[OpId]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning.allocator import Event
 from tflms.planning.buffers import Buffers, Transfer
 from tflms.planning.cost import Costs, Sizes, static_costs
 
@@ -104,6 +105,7 @@ class Replay:
     def __init__(self, graph: Graph, weights: Sizes, within: set[OpId], costs: Costs) -> None:
         self._buffers = Buffers.of(graph, weights, within)
         self._graph, self._costs = graph, costs
+        self._persistent = sum(self._buffers.persistent)
         size = graph.size
         self._seconds = np.zeros(size)
         self._seconds[: len(costs.seconds)] = costs.seconds
@@ -117,7 +119,7 @@ class Replay:
     @property
     def persistent_bytes(self) -> int:
         """Bytes that stay on the device all step long: variables and constants."""
-        return self._buffers.persistent
+        return self._persistent
 
     def run(self, order: Sequence[OpId]) -> Timeline:
         """Replay the step in an order of all its operations."""
@@ -127,17 +129,8 @@ class Replay:
         position = np.zeros(self._graph.size, np.int64)
         position[sequence] = np.arange(count)
         start, end, transfers, stall = self._clock(sequence, position)
-        reading = position[b.use_op]
-        for use, transfer in zip(b.out_uses, b.outs, strict=True):
-            reading[use] = self._released(transfer, position, start, transfers, count)
-        ends = position[b.producer]
-        if len(b.use_starts):
-            ends[b.used] = np.maximum(ends[b.used], np.maximum.reduceat(reading, b.use_starts))
-        taken = self._taken(position, ends)
-        alive = np.ones(len(b.nbytes), bool)
-        alive[b.donor[taken]] = False
-        born = np.ones(len(b.nbytes), bool)
-        born[b.heir[taken]] = False
+        ends, taken = self._lifetimes(position, start, transfers, count)
+        alive, born = self._bounds(taken)
         change = np.zeros(count + 2, np.int64)
         np.add.at(change, position[b.producer[born]], b.nbytes[born])
         np.subtract.at(change, ends[alive] + 1, b.nbytes[alive])
@@ -145,13 +138,13 @@ class Replay:
             late = ends[b.write_read] > position[b.write_op]
             np.add.at(change, position[b.write_op[late]], b.write_nbytes[late])
             np.subtract.at(change, ends[b.write_read[late]] + 1, b.write_nbytes[late])
-        resident = b.persistent + np.cumsum(change[:count]) + self._workspace[sequence]
+        resident = self._persistent + np.cumsum(change[:count]) + self._workspace[sequence]
         peak_at = int(np.argmax(resident)) if count else 0
         host_peak, moved = self._host(position, count)
         return Timeline(
             order=tuple(order),
             resident=tuple(resident.tolist()),
-            peak_bytes=int(resident[peak_at]) if count else b.persistent,
+            peak_bytes=int(resident[peak_at]) if count else self._persistent,
             peak_op=OpId(int(sequence[peak_at])) if count else None,
             top=self._top(position, ends, peak_at),
             host_peak_bytes=host_peak,
@@ -160,6 +153,61 @@ class Replay:
             stall_seconds=stall,
             transfers=tuple(transfers),
         )
+
+    def _lifetimes(
+        self,
+        position: Ints,
+        start: Floats,
+        transfers: Sequence[tuple[OpId, float, float]],
+        count: int,
+    ) -> tuple[Ints, Ints]:
+        """Last place of every buffer, and which (donor, heir) pairs share one."""
+        b = self._buffers
+        reading = position[b.use_op]
+        for use, transfer in zip(b.out_uses, b.outs, strict=True):
+            reading[use] = self._released(transfer, position, start, transfers, count)
+        ends = position[b.producer]
+        if len(b.use_starts):
+            ends[b.used] = np.maximum(ends[b.used], np.maximum.reduceat(reading, b.use_starts))
+        return ends, self._taken(position, ends)
+
+    def _bounds(self, taken: Ints) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which buffers are freed at their end, and which are allocated at their start."""
+        b = self._buffers
+        alive, born = np.ones(len(b.nbytes), bool), np.ones(len(b.nbytes), bool)
+        alive[b.donor[taken]] = False
+        born[b.heir[taken]] = False
+        return alive, born
+
+    def events(self, order: Sequence[OpId]) -> tuple[tuple[int, ...], list[Event]]:
+        """Return what is allocated for good, and what comes and goes in a step, in order."""
+        b = self._buffers
+        sequence = np.asarray(order, np.int64)
+        position = np.zeros(self._graph.size, np.int64)
+        position[sequence] = np.arange(len(order))
+        start, _, transfers, _ = self._clock(sequence, position)
+        ends, taken = self._lifetimes(position, start, transfers, len(order))
+        alive, born = self._bounds(taken)
+        home = list(range(len(b.nbytes)))
+        for donor, heir in sorted(
+            zip(b.donor[taken].tolist(), b.heir[taken].tolist(), strict=True),
+            key=lambda pair: int(position[b.producer[pair[1]]]),
+        ):
+            home[heir] = home[donor]
+        comes: list[list[int]] = [[] for _ in order]
+        goes: list[list[int]] = [[] for _ in order]
+        sized = b.nbytes > 0
+        for buffer in np.flatnonzero(born & sized).tolist():
+            comes[int(position[b.producer[buffer]])].append(buffer)
+        for buffer in np.flatnonzero(alive & sized).tolist():
+            goes[min(int(ends[buffer]), len(order) - 1)].append(home[buffer])
+        found: list[Event] = []
+        for place, op in enumerate(order):
+            found += [Event(buffer, int(b.nbytes[buffer])) for buffer in comes[place]]
+            if scratch := int(self._workspace[op]):
+                found += [Event(-1 << 40, scratch), Event(-1 << 40, 0)]
+            found += [Event(buffer, 0) for buffer in goes[place]]
+        return b.persistent, found
 
     def _taken(self, position: Ints, ends: Ints) -> Ints:
         """Indices of the (donor, heir) pairs whose buffer is handed on, one per operation."""

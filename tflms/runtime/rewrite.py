@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from tflms.graph.names import is_inserted
 from tflms.graph.order import Phases
 from tflms.graph.verify import verify
 from tflms.planning import cost, simulate
+from tflms.planning import plan as planning
+from tflms.planning.plan import Plan
 from tflms.planning.simulate import Timeline
 from tflms.report import Report, Swap
 from tflms.rewriting.engine import Engine
@@ -41,6 +43,8 @@ class Job:
     phases: Phases
     before: Timeline
     started: float
+    loss: Sequence[ValueId] = ()
+    targets: Sequence[OpId] = ()
 
     @property
     def graph(self) -> Graph:
@@ -61,6 +65,7 @@ def rewrite(
     *,
     loss: Any = None,
     fetches: Iterable[Any] | Any = (),
+    plan: Plan | None = None,
     keep: bool = True,
 ) -> Report:
     """Rewrite a ``tf.Graph`` in place so that its training step needs less memory on the device.
@@ -75,6 +80,8 @@ def rewrite(
             forward to backward by the bytes that are alive.
         fetches: what the training loop runs (train op, loss and so on): tensors, operations or
             names; empty takes the operations that overwrite variables.
+        plan: a plan of ``tflms.plan`` for this graph, built again or not; it brings its own
+            config, loss and fetches.
         keep: protect what is inserted from Grappler; False is for showing what happens otherwise.
 
     Returns:
@@ -85,18 +92,41 @@ def rewrite(
         GraphError: the graph is empty, the loss or a fetch is not in it, or it has no gradients.
         HandBackError: the graph is finalized, or an open session has run it already.
     """
-    config = Config.of(config)
-    job = start(graph, config, loss=loss, fetches=fetches)
+    if plan is not None:
+        if config is not None or loss is not None:
+            raise ConfigError("a plan brings its own config and loss; pass plan= alone")
+        job = start(graph, Config.from_dict(plan.config), plan=plan)
+        proposal = _replayed(job, plan)
+    else:
+        job = start(graph, Config.of(config), loss=loss, fetches=fetches)
+        proposal = propose(job)
+    if isinstance(proposal, str):
+        return _report(job, (), job.before, 0, (), (proposal,))
+    return _finish(job, proposal, keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A rewrite that was done on the IR alone."""
+
+    engine: Engine
+    swapped: list[swapping.Swapped]
+    outcome: automatic.Outcome | None = None
+
+
+def propose(job: Job) -> Proposal | str:
+    """Rewrite the IR, or say why nothing is to be done."""
+    config = job.config
     if config.strategy == "none" or config.n_tensors == 0:
         why = "strategy is 'none'" if config.strategy == "none" else "n_tensors is 0"
-        return _report(job, (), job.before, 0, (), (f"nothing was changed: {why}",))
+        return f"nothing was changed: {why}"
     if found := next((o.name for o in job.graph.ops() if is_inserted(o.name)), None):
         raise GraphError(
             f"this graph is rewritten already (it holds {found!r}); build it anew to rewrite it "
             "with another config"
         )
     if config.strategy == "auto":
-        return _auto(job, keep)
+        return _auto(job)
     pairs = siblings.pairs(job.graph, job.phases)
     agreed = order.with_edges(job.graph, job.phases.order, pairs)
     if agreed is None:
@@ -107,21 +137,47 @@ def rewrite(
     shapes.run(engine)
     swapped = swapping.run(engine, config)
     siblings.run(engine, swapped, pairs)
-    return _finish(job, engine, swapped, keep)
+    return Proposal(engine, swapped)
 
 
-def _auto(job: Job, keep: bool) -> Report:
+def _auto(job: Job) -> Proposal | str:
     """Keep a memory limit: order the step, park what must be parked, and nothing where all fits."""
     limit = limit_of(job)
     if limit >= job.before.peak_bytes:
-        note = (
+        return (
             f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is "
             f"(predicted), memory_limit is {limit}"
         )
-        return _report(job, (), job.before, 0, (), (note,))
-    costs = costs_of(job)
-    outcome = automatic.run(job.graph, job.phases, job.config, costs, limit)
-    return _finish(job, outcome.engine, outcome.swapped, keep, outcome)
+    outcome = automatic.run(job.graph, job.phases, job.config, costs_of(job), limit)
+    return Proposal(outcome.engine, outcome.swapped, outcome)
+
+
+def _replayed(job: Job, plan: Plan) -> Proposal | str:
+    """Apply a plan's rules to the IR."""
+    if not plan.changes:
+        return plan.notes[0] if plan.notes else "nothing was changed: the plan is empty"
+    if plan.order is None:
+        pairs = siblings.pairs(job.graph, job.phases)
+        agreed = order.with_edges(job.graph, job.phases.order, pairs)
+        if agreed is not None:
+            job.phases = dataclasses.replace(job.phases, order=tuple(agreed))
+    host = job.config.host_device
+    engine = Engine(job.graph, job.phases, host_device=host, order=plan.order)  # type: ignore[arg-type]
+    planning.replay(engine, plan.steps)
+    swapped = automatic.swapped_in(engine)
+    if plan.order is None:
+        return Proposal(engine, swapped)
+    outcome = automatic.outcome_of(engine, swapped, job.config, costs_of(job), plan.order_edges)
+    return Proposal(engine, swapped, outcome)
+
+
+def timeline_of(job: Job, proposal: Proposal) -> Timeline:
+    """Simulate the IR as it was rewritten, in the order that its edges keep."""
+    if proposal.outcome is not None:
+        return proposal.outcome.timeline
+    config = job.config
+    weights = cost.sizes(job.graph, device=config.device, batch_size=config.batch_size)
+    return simulate.simulate(job.graph, weights, job.within())
 
 
 def limit_of(job: Job) -> int:
@@ -146,7 +202,12 @@ def costs_of(job: Job) -> cost.Costs:
 
 
 def start(
-    graph: Any, config: Config, *, loss: Any = None, fetches: Iterable[Any] | Any = ()
+    graph: Any,
+    config: Config,
+    *,
+    loss: Any = None,
+    fetches: Iterable[Any] | Any = (),
+    plan: Plan | None = None,
 ) -> Job:
     """Read a graph, check the call's arguments, find the phases, and simulate it as it is."""
     started = time.perf_counter()
@@ -159,17 +220,23 @@ def start(
     check_devices(config)
     if isinstance(fetches, str) or not isinstance(fetches, Iterable):
         fetches = [fetches]
-    targets = reading.resolve(read, fetches)
-    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+    if plan is None:
+        targets = reading.resolve(read, fetches)
+        given = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+        losses = [_loss_value(read, one) for one in given]
+    else:
+        plan.check(read.graph)
+        targets, losses = [OpId(t) for t in plan.targets], [ValueId(v) for v in plan.loss]
     phases = order.phases(
         read.graph,
-        loss=[_loss_value(read, one) for one in losses],
+        loss=losses,
         targets=targets,
         whole=isinstance(graph, FuncGraph),
     )
     within = {op.id for op in read.graph.ops() if phases.step[op.id]}
     weights = cost.sizes(read.graph, device=config.device, batch_size=config.batch_size)
-    return Job(read, config, phases, simulate.simulate(read.graph, weights, within), started)
+    before = simulate.simulate(read.graph, weights, within)
+    return Job(read, config, phases, before, started, losses, targets)
 
 
 def _loss_value(read: reading.ReadGraph, loss: Any) -> ValueId:
@@ -181,21 +248,13 @@ def _loss_value(read: reading.ReadGraph, loss: Any) -> ValueId:
     return found
 
 
-def _finish(
-    job: Job,
-    engine: Engine,
-    swapped: list[swapping.Swapped],
-    keep: bool,
-    outcome: automatic.Outcome | None = None,
-) -> Report:
+def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     graph, config = job.graph, job.config
+    engine, swapped, outcome = proposal.engine, proposal.swapped, proposal.outcome
     verify(graph)
     erase.check(graph, _original_edges(job))
     weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
-    if outcome is not None:
-        after = outcome.timeline  # in the order that its edges keep
-    else:
-        after = simulate.simulate(graph, weights, job.within())
+    after = timeline_of(job, proposal)
     notes: tuple[str, ...] = ()
     if not swapped and not (outcome and outcome.order_edges):
         notes = ("nothing was changed: no value has a late use with an anchor to wait for",)

@@ -14,17 +14,18 @@ from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases, with_edges
 from tflms.planning import auto, kernels
+from tflms.planning.allocator import least_capacity, packs
 from tflms.planning.auto import Choice, Decision, Gap, Problem
 from tflms.planning.buffers import rounded
 from tflms.planning.cost import Costs, Sizes, sizes
 from tflms.planning.floor import Floor, floor, refuse
 from tflms.planning.schedule import list_schedule
-from tflms.planning.simulate import Replay, Timeline, simulate
+from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies import shapes
 from tflms.strategies.swap import Swapped, selection
 
-_ATTEMPTS = 8
+_ATTEMPTS = 16
 _SIGNIFICANT = 500  # an operation counts that touches this part of the peak, or more
 
 
@@ -273,7 +274,7 @@ class Outcome:
         timeline: prediction for the rewritten graph in its planned order.
         floor: what no plan can go below.
         order_edges: control edges that fix the order.
-        fits: whether the limit is kept.
+        order: the planned order of all of the user's operations, before anything was inserted.
     """
 
     engine: Engine
@@ -281,7 +282,7 @@ class Outcome:
     timeline: Timeline
     floor: Floor
     order_edges: int
-    fits: bool
+    order: tuple[OpId, ...]
 
 
 def run(
@@ -300,9 +301,8 @@ def run(
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
     order = list_schedule(graph, weights, step)
     outside = [op for op in phases.order if op not in step]
-    engine = Engine(
-        graph, phases, host_device=config.host_device, order=_whole(graph, order, outside)
-    )
+    whole = _whole(graph, order, outside)
+    engine = Engine(graph, phases, host_device=config.host_device, order=whole)
     shapes.run(engine)
     step |= {op.id for op in graph.ops() if op.role}
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
@@ -325,17 +325,50 @@ def run(
         swapped = apply(engine, links, decision)
         inserted = step | {op.id for op in graph.ops() if op.role}
         now = sizes(graph, device=config.device, batch_size=config.batch_size)
-        timeline = simulate(
-            graph, now, inserted, order=[o for o in engine.witness if o in inserted], costs=costs
-        )
-        if timeline.peak_bytes <= limit:
-            return Outcome(engine, swapped, timeline, lowest, edges, True)
-        best = min(timeline.peak_bytes, best or timeline.peak_bytes)
-        target -= max(timeline.peak_bytes - limit, limit // 200)
+        replay = Replay(graph, now, inserted, costs)
+        planned = [o for o in engine.witness if o in inserted]
+        timeline = replay.run(planned)
+        persistent, events = replay.events(planned)
+        if timeline.peak_bytes <= limit and packs(persistent, events, limit * 103 // 100):
+            return Outcome(engine, swapped, timeline, lowest, edges, tuple(whole))
+        least = least_capacity(persistent, events, timeline.peak_bytes)
+        best = min(least, best or least)
+        target -= max((timeline.peak_bytes - limit) // 2, limit // 100)
         graph.rollback(mark)
-        if target < lowest.nbytes // 2:
+        if decision.exhausted and target < limit * 9 // 10:
             break
     raise refuse(graph, lowest, limit, best)
+
+
+def outcome_of(
+    engine: Engine, swapped: list[Swapped], config: Config, costs: Costs, order_edges: int
+) -> Outcome:
+    """Describe a rewrite that was played from a plan."""
+    graph, phases = engine.graph, engine.phases
+    step = {op.id for op in graph.ops() if op.role or phases.step[op.id]}
+    weights = sizes(graph, device=config.device, batch_size=config.batch_size)
+    replay = Replay(graph, weights, step, costs)
+    planned = [op for op in engine.witness if op in step]
+    lowest = floor(graph, weights, costs, planned, replay.persistent_bytes)
+    whole = tuple(op for op in engine.witness if op < graph.original_ops)
+    return Outcome(engine, swapped, replay.run(planned), lowest, order_edges, whole)
+
+
+def swapped_in(engine: Engine) -> list[Swapped]:
+    """Return the values that are parked, as the rewritten graph shows them."""
+    graph, phases = engine.graph, engine.phases
+    found: list[Swapped] = []
+    for op in graph.ops():
+        if op.role != "swap_out":
+            continue
+        value = op.inputs[0]
+        ins = [u.op for u in graph.uses(op.outputs[0]) if graph.op(u.op).role == "swap_in"]
+        groups = tuple((w, tuple(graph.uses(graph.op(w).outputs[0]))) for w in ins)
+        kept = [phases.level[u.op] for u in graph.uses(value) if u.op < graph.original_ops]
+        gone = max(kept, default=phases.level[graph.value(value).op])
+        back = min((phases.level[graph.op(w).controls[0]] for w in ins), default=gone)
+        found.append(Swapped(value, op.id, groups, gone, back))
+    return found
 
 
 def _whole(graph: Graph, step: Sequence[OpId], outside: Sequence[OpId]) -> list[OpId]:

@@ -1,0 +1,118 @@
+"""Predicts whether a step's buffers find room in a device: TensorFlow's best-fit allocator.
+
+The sum of what is alive is not enough: buffers are contiguous, holes between them may be too
+small, and a hole that is taken is not always split. The same choices are made here as by
+``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, "best-fit with coalescing").
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_UNIT = 256
+_NEVER_WASTED = 128 * 1024 * 1024  # a hole that is larger by so much is always split
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A buffer comes (``nbytes`` above 0) or goes (0)."""
+
+    buffer: int
+    nbytes: int
+
+
+class Arena:
+    """One region of device memory, with holes ordered by size and address."""
+
+    def __init__(self, capacity: int) -> None:
+        size = capacity // _UNIT * _UNIT
+        self._holes: list[tuple[int, int]] = [(size, 0)]  # (size, address)
+        self._hole_at: dict[int, int] = {0: size}
+        self._hole_ending: dict[int, int] = {size: 0}
+        self._taken: dict[int, tuple[int, int]] = {}
+        self.in_use = 0
+        self.peak = 0
+
+    def allocate(self, buffer: int, nbytes: int) -> bool:
+        """Give a buffer the smallest hole that holds it; False where there is none."""
+        size = max(_UNIT, -(-nbytes // _UNIT) * _UNIT)
+        at = bisect.bisect_left(self._holes, (size, -1))
+        if at == len(self._holes):
+            return False
+        hole, address = self._holes.pop(at)
+        del self._hole_at[address]
+        del self._hole_ending[address + hole]
+        if hole >= 2 * size or hole - size >= _NEVER_WASTED:
+            self._add_hole(address + size, hole - size)
+            hole = size
+        self._taken[buffer] = (address, hole)
+        self.in_use += hole
+        self.peak = max(self.peak, self.in_use)
+        return True
+
+    def free(self, buffer: int) -> None:
+        """Take a buffer back and join its hole with its neighbours."""
+        address, size = self._taken.pop(buffer)
+        self.in_use -= size
+        behind = self._hole_at.get(address + size)
+        if behind is not None:
+            self._remove_hole(address + size, behind)
+            size += behind
+        before = self._hole_ending.get(address)
+        if before is not None:
+            length = address - before
+            self._remove_hole(before, length)
+            address, size = before, size + length
+        self._add_hole(address, size)
+
+    def _add_hole(self, address: int, size: int) -> None:
+        if not size:
+            return
+        bisect.insort(self._holes, (size, address))
+        self._hole_at[address] = size
+        self._hole_ending[address + size] = address
+
+    def _remove_hole(self, address: int, size: int) -> None:
+        del self._holes[bisect.bisect_left(self._holes, (size, address))]
+        del self._hole_at[address]
+        del self._hole_ending[address + size]
+
+
+def packs(
+    persistent: Iterable[int], events: Sequence[Event], capacity: int, *, steps: int = 2
+) -> bool:
+    """Tell whether steps run in a device of that capacity, one after the other.
+
+    Args:
+        persistent: bytes of what stays: variables and constants.
+        events: what comes and goes in a step, in order.
+        capacity: bytes of the device.
+        steps: how many steps to try; the second finds the holes that the first left.
+    """
+    arena = Arena(capacity)
+    for number, nbytes in enumerate(persistent):
+        if nbytes and not arena.allocate(-1 - number, nbytes):
+            return False
+    for _ in range(steps):
+        for event in events:
+            if not event.nbytes:
+                arena.free(event.buffer)
+            elif not arena.allocate(event.buffer, event.nbytes):
+                return False
+    return True
+
+
+def least_capacity(persistent: Sequence[int], events: Sequence[Event], low: int) -> int:
+    """Return about the smallest capacity (to 0.5 %) in which the steps run, searched from below."""
+    high = low
+    while not packs(persistent, events, high):
+        high += high // 8 + 1
+    while high - low > high // 200:
+        middle = (low + high) // 2
+        if packs(persistent, events, middle):
+            high = middle
+        else:
+            low = middle
+    return high
