@@ -26,6 +26,7 @@ from tflms.report import Report, Swap
 from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
 from tflms.runtime import survival, write
+from tflms.runtime.facts import Facts
 from tflms.runtime.placement import check_devices
 from tflms.strategies import auto as automatic
 from tflms.strategies import shapes, siblings
@@ -272,6 +273,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
             minimum_bytes=after.host_peak_bytes,
         )
     if notes:
+        graph.rollback(0)
         return _report(job, (), job.before, 0, tuple(engine.refusals), notes)
     write.hand_back(job.read, keep=keep)
     inserted = len(graph) - graph.original_ops
@@ -340,7 +342,7 @@ def _report(
         unknown_ops=tuple(unknown),
         notes=notes,
         seconds=time.perf_counter() - job.started,
-        facts=_Facts(job),
+        facts=Facts(graph, job.phases, config),  # holds nothing of TensorFlow's graph
     )
     if names:
         targets = survival.targets_of(job.read, job.phases)
@@ -355,35 +357,3 @@ def _report(
         report.predicted_peak_bytes, report.seconds,
     )  # fmt: skip
     return report
-
-
-class _Facts(dict[str, str]):
-    """Says, when asked, why an operation's output was kept; made on demand, operation by name."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()  # of the job nothing is kept that would keep TensorFlow's graph alive
-        self._graph, self._phases, self._config = job.graph, job.phases, job.config
-
-    def __contains__(self, name: object) -> bool:
-        return self._graph.find(str(name)) is not None
-
-    def __getitem__(self, name: str) -> str:
-        graph, phases = self._graph, self._phases
-        found = graph.find(name)
-        assert found is not None
-        op = graph.op(found)
-        facts = effects.of(op.type)
-        if op.id >= len(phases.step) or not phases.step[op.id]:
-            return "the training step does not run it"
-        if not facts.known:
-            return f"the op type {op.type} is unknown, and what is unknown is left alone"
-        if not facts.movable:
-            return f"results of {op.type} stay on the device"
-        if not any(phases.activation[v] for v in op.outputs):
-            return "it is computed from variables alone, so it is no activation"
-        late = [u for v in op.outputs for u in graph.uses(v) if phases.late(u.op)]
-        if not late:
-            return "nothing behind the forward phase reads it"
-        if not any(v in swapping.selection(graph, self._config) for v in op.outputs):
-            return "it is smaller than min_swap_bytes, or a filter leaves it out"
-        return "no late use has an anchor far enough behind the last early use"

@@ -46,7 +46,8 @@ def check_graph(
         )
         for kind in sorted(kinds | {"CPU:0"})
     ]
-    meta = tf.compat.v1.train.export_meta_graph(graph=tf_graph, clear_extraneous_savers=True)
+    with tf_graph.as_default():  # the export looks at the default graph to tell eager execution
+        meta = tf.compat.v1.train.export_meta_graph(graph=tf_graph, clear_extraneous_savers=True)
     del meta.collection_def["train_op"]
     meta.collection_def["train_op"].node_list.value.extend(targets)
     config = config_pb2.ConfigProto()
