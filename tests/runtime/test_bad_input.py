@@ -123,7 +123,7 @@ def test_an_empty_graph():
 
 @pytest.mark.parametrize("graph", [None, "graph", tf.constant(1.0)])
 def test_what_is_no_graph(graph):
-    with pytest.raises(GraphError, match="expected a tf.Graph"):
+    with pytest.raises(GraphError, match=r"expected a tf\.Graph"):
         tflms.rewrite(graph, SETTINGS)
 
 

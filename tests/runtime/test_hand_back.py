@@ -219,7 +219,7 @@ def test_a_finalized_graph_is_refused_and_unchanged():
     graph, _, loss, train = chain()
     graph.finalize()
     before = serialized(graph)
-    with pytest.raises(HandBackError, match="the graph is finalized.*rewrite it before"):
+    with pytest.raises(HandBackError, match=r"the graph is finalized.*rewrite it before"):
         tflms.rewrite(graph, SETTINGS, loss=loss, fetches=[train])
     assert serialized(graph) == before
 
@@ -228,7 +228,7 @@ def test_a_second_rewrite_is_refused_and_changes_nothing():
     graph, x, loss, train = chain()
     tflms.rewrite(graph, SETTINGS, loss=loss, fetches=[train])
     before = serialized(graph)
-    with pytest.raises(GraphError, match="rewritten already.*build it anew"):
+    with pytest.raises(GraphError, match=r"rewritten already.*build it anew"):
         tflms.rewrite(graph, {**SETTINGS, "lb": 3}, loss=loss, fetches=[train])
     assert serialized(graph) == before
     assert run(graph, x, loss, train)[0] == run(*chain())[0]
@@ -257,7 +257,9 @@ def test_when_tensorflow_refuses_an_edit_the_users_edges_come_back():
     broken = ir.add("no such name!", "Identity", inputs=[value], outputs=[("f32", (None, 8))],
                     role="identity")  # fmt: skip
     assert broken.role
-    with pytest.raises(HandBackError, match="refused an edit.*edges of the graph are as they were"):
+    with pytest.raises(
+        HandBackError, match=r"refused an edit.*edges of the graph are as they were"
+    ):
         write.hand_back(job.read)
     after = {
         op.name: ([t.name for t in op.inputs], [c.name for c in op.control_inputs])
