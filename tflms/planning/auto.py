@@ -71,7 +71,8 @@ class Problem:
         resident: bytes on the device at each place, with nothing swapped.
         start: seconds at which each place starts, without waiting.
         seconds: how long each place runs.
-        anchors: whether the operation at a place may start or await copies (it is in the chain).
+        anchors: whether the operation at a place may start a copy back.
+        gates: whether it may wait for a copy out.
         gaps: per value its gaps, in order.
         costs: rates of the link.
         limit: bytes that the device may hold.
@@ -83,6 +84,7 @@ class Problem:
     start: npt.NDArray[np.float64]
     seconds: npt.NDArray[np.float64]
     anchors: npt.NDArray[np.bool_]
+    gates: npt.NDArray[np.bool_]
     gaps: Mapping[ValueId, tuple[Gap, ...]]
     costs: Costs
     limit: int
@@ -181,9 +183,10 @@ def _place(problem: Problem, taken: Sequence[Gap]) -> Decision:
     """Set gates and anchors; values are away only between them."""
     places = np.flatnonzero(problem.anchors)
     windows = [_Window(gap, gap.after + 1) for gap in taken]
-    windows = [w for w in windows if _next(places, w.gap.after) < w.gap.until]
+    gates = np.flatnonzero(problem.gates)
+    windows = [w for w in windows if _next(gates, w.gap.after) < w.gap.until]
     resident = problem.resident.astype(np.int64).copy()
-    _place_outs(problem, places, windows, resident)
+    _place_outs(problem, gates, windows, resident)
     _place_ins(problem, places, windows, resident)
     by_value: dict[ValueId, list[_Window]] = {}
     for window in windows:

@@ -35,10 +35,54 @@ _CONVOLUTION_SCRATCH_NBYTES = 16 * 1024
 _POOL_GRADIENTS = frozenset(["MaxPoolGrad", "MaxPoolGradV2"])
 
 
+_BIASES = frozenset(["BiasAdd", "Add", "AddV2", "Mul", "AddN"])
+_LONGEST_GROUP = 4
+_SUMS = frozenset(["Add", "AddN", "AddV2"])
+HEADS = (
+    _CONVOLUTIONS | _MATRIX_PRODUCTS | frozenset(["MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"])
+)
+
+
 def reads_shape_only(graph: Graph, op: Op) -> bool:
     """Tell whether an operation only asks for a shape that is known before the step runs."""
     return op.type in SHAPE_ONLY and all(
         (shape := graph.value(v).shape) is not None and None not in shape for v in op.inputs
+    )
+
+
+def in_fusible_group(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether an operation is a product, or follows one with a bias and an activation.
+
+    Only where nothing else reads what lies between.
+    """
+    op = graph.op(op_id)
+    for _ in range(_LONGEST_GROUP):
+        if op.type in HEADS:
+            uses = graph.uses(op.outputs[0])
+            return len(uses) == 1 and graph.op(uses[0].op).type in _BIASES
+        if not op.inputs or op.type not in _BIASES | FORWARDING:
+            return False
+        first = op.inputs[0]
+        if len(graph.uses(first)) != 1:
+            return False
+        op = graph.producer(first)
+    return False
+
+
+def in_sum_of_sums(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether Grappler may join an addition with one that it reads or that reads it.
+
+    It also draws a common factor out of a sum of products. Either way another order of rounding.
+    """
+    op = graph.op(op_id)
+    if op.type not in _SUMS and op.type != "Mul":
+        return False
+    readers = [graph.op(use.op) for value in op.outputs for use in graph.uses(value)]
+    if op.type == "Mul":
+        return any(reader.type in _SUMS for reader in readers)
+    makers = [graph.producer(v) for v in op.inputs]
+    return any(other.type in _SUMS for other in (*readers, *makers)) or all(
+        maker.type == "Mul" for maker in makers
     )
 
 
@@ -86,7 +130,8 @@ def workspace_nbytes(op: Op, nbytes: Sequence[int]) -> int:
     if op.type in _POOL_GRADIENTS and len(op.inputs) > 1:
         return 2 * nbytes[op.inputs[1]]  # where each maximum was, as 64-bit indices
     if op.type in _CONVOLUTIONS:
-        return _CONVOLUTION_SCRATCH_NBYTES
+        touched = sum(nbytes[v] for v in (*op.inputs, *op.outputs))
+        return min(_CONVOLUTION_SCRATCH_NBYTES, touched // 4)
     return 0
 
 

@@ -17,7 +17,7 @@ from tflms.planning import auto, kernels
 from tflms.planning.allocator import least_capacity, packs
 from tflms.planning.auto import Choice, Decision, Gap, Problem
 from tflms.planning.buffers import rounded
-from tflms.planning.cost import Costs, Sizes, sizes
+from tflms.planning.cost import Costs, Sizes, short_device, sizes
 from tflms.planning.floor import Floor, floor, refuse
 from tflms.planning.schedule import list_schedule
 from tflms.planning.simulate import Replay, Timeline
@@ -35,11 +35,13 @@ class Chain:
 
     Attributes:
         ops: in planned order.
+        heads: first operations of what the runtime may fuse; they wait by their input alone.
         needed: per operation id, the targets that need it, as bits.
         feeds: per operation id, the placeholders that it depends on, as bits.
     """
 
     ops: tuple[OpId, ...]
+    heads: tuple[OpId, ...]
     needed: Sequence[int]
     feeds: Sequence[int]
 
@@ -51,13 +53,10 @@ class Chain:
         return not (self.needed[op] & ~self.needed[before] or self.feeds[before] & ~self.feeds[op])
 
 
-def chain(
-    graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], peak_bytes: int
-) -> Chain:
-    """Find the memory-significant operations of a step."""
-    least = max(1, peak_bytes // _SIGNIFICANT)
+def chain(graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], least: int) -> Chain:
+    """Find the memory-significant operations of a step: those that touch ``least`` bytes."""
     folded = kernels.folded(graph, order)
-    ops = [
+    touching = [
         op_id
         for op_id in order
         if op_id < graph.original_ops
@@ -66,7 +65,27 @@ def chain(
         and _orderable(graph, phases, op_id)
         and any(weights.nbytes[v] >= least for v in _touched(graph, op_id, folded))
     ]
-    return Chain(tuple(ops), phases.needed_by, _feeds(graph, order))
+    ops = [op for op in touching if not _may_be_fused(graph, phases, op)]
+    heads = [
+        op
+        for op in touching
+        if _may_be_fused(graph, phases, op) and graph.op(op).type in kernels.HEADS
+    ]
+    return Chain(tuple(ops), tuple(heads), phases.needed_by, _feeds(graph, order))
+
+
+def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+    """Tell whether Grappler may fuse an operation with its neighbours.
+
+    It does so (MatMul, BiasAdd and Tanh to one kernel) only where no control edge touches them,
+    and the fused kernel rounds otherwise: results would change with the plan.
+    """
+    if kernels.in_sum_of_sums(graph, op_id):
+        return True
+    kind = short_device(graph.op(op_id).device).partition(":")[0]
+    return kind in ("", "CPU", "GPU") and (
+        phases.forward[op_id] or kernels.in_fusible_group(graph, op_id)
+    )
 
 
 def _orderable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
@@ -127,6 +146,8 @@ def problem(
     seconds = per_op[np.asarray(order, np.int64)]
     in_chain = np.zeros(len(order), bool)
     in_chain[[place[op] for op in links.ops]] = True
+    gates = in_chain.copy()
+    gates[[place[op] for op in links.heads]] = True
     views = _Views(graph, order)
     gaps: dict[ValueId, tuple[Gap, ...]] = {}
     for op_id in order:
@@ -134,11 +155,11 @@ def problem(
             if value in wanted:
                 held = max(place[op_id], views.last_use_of_others(value, place))
                 nbytes = rounded(weights.nbytes[value])
-                if found := _gaps(graph, nbytes, place, in_chain, value, held):
+                if found := _gaps(graph, nbytes, place, gates, value, held):
                     gaps[value] = found
     return Problem(
         order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
-        in_chain, gaps, costs, limit, host_limit,
+        in_chain, gates, gaps, costs, limit, host_limit,
     )  # fmt: skip
 
 
@@ -257,11 +278,23 @@ def _apply_choice(engine: Engine, links: Chain, choice: Choice) -> Swapped | Non
         return None
     source = graph.value(out).op
     if choice.gate is not None and links.may_wait(choice.gate, graph.value(choice.value).op):
-        engine.apply(Application("order", {"a": source, "b": choice.gate}))
+        gate = choice.gate if choice.gate not in links.heads else _hold(engine, choice.gate)
+        if gate is not None:
+            engine.apply(Application("order", {"a": source, "b": gate}))
     gone = max((phases.level[u.op] for u in graph.uses(choice.value) if u.op < graph.original_ops),
                default=phases.level[graph.value(choice.value).op])  # fmt: skip
     back = min(phases.level[graph.op(w).controls[0]] for w, _ in groups)
     return Swapped(choice.value, source, tuple(groups), gone, back)
+
+
+def _hold(engine: Engine, head: OpId) -> OpId | None:
+    """Let an operation read its input through a copy of the handle, which can wait for others."""
+    graph = engine.graph
+    value = graph.op(head).inputs[0]
+    if graph.producer(value).role == "identity":
+        return graph.value(value).op
+    outcome = engine.apply(Application("introduce_identity", {"v": value, "uses": (Use(head, 0),)}))
+    return OpId(outcome.made["i"]) if isinstance(outcome, Applied) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +345,13 @@ def run(
     lowest = floor(graph, weights, costs, order, replay.persistent_bytes)
     if limit < lowest.nbytes:
         raise refuse(graph, lowest, limit)
-    links = chain(graph, phases, weights, order, ordered.peak_bytes)
+    wanted = {
+        v for v in selection(graph, config) if v < len(phases.activation) and phases.activation[v]
+    }
+    largest = max((weights.nbytes[v] for v in wanted if graph.value(v).op in step), default=1)
+    least = max(1, min(ordered.peak_bytes // _SIGNIFICANT, largest // 4))
+    links = chain(graph, phases, weights, order, least)
     edges = fix_order(engine, links)
-    wanted = selection(graph, config)
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
     target = limit
     mark, best = len(graph.journal), None
