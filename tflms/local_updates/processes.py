@@ -251,7 +251,7 @@ class ProcessesRuntime(PipeRuntime):
         super().fail(error)
         if first:
             for other, peer in sorted(self.peers.items()):
-                if other != error.chunk and is_open(peer.address):
+                if is_open(peer.address):
                     self._tell_fault(other, error)
 
     def _tell_fault(self, other: int, error: ChunkError) -> None:
@@ -301,6 +301,9 @@ class ProcessesRuntime(PipeRuntime):
         except ChunkError as error:
             self.fail(error)
             raise
+        except ConnectionError as problem:
+            self.raise_failure(wait=True)  # the peer has refused because it knows of a failure
+            raise ChunkError(str(problem), chunk=0, batch=None) from problem
         finally:
             self.end()
 

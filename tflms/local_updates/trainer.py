@@ -96,6 +96,7 @@ class LocalTrainer(Resuming, keras.Model):
             raise ConfigError(f"queue_size={queue_size} lets no batch through; use 1 or more")
         self.plan = plan
         self.method = method
+        self.form = form
         self.queue_size = queue_size
         self.timeout = float(timeout)
         self.stop_on_nan = stop_on_nan
