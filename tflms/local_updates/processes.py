@@ -78,6 +78,7 @@ class ProcessesRuntime(PipeRuntime):
             self._channels["back"] = back_in
         if self._gate is None:
             self._gate = Gate(self.cluster, self._channels)
+        self._run_thread(self._listen, "chunk-faults")
         self.peers = {
             other: Peer(self.cluster, other, timeout=trainer.timeout)
             for other in range(len(trainer.stages))
@@ -105,7 +106,6 @@ class ProcessesRuntime(PipeRuntime):
         )
         self._over.clear()
         self._run_thread(self._watch, "chunk-watch")
-        self._run_thread(self._listen, "chunk-faults")
         if outbox is not None:
             self._run_thread(lambda: self._send(outbox, index + 1, "forward"), "chunk-sender")
         if back_out is not None:

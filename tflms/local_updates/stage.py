@@ -80,6 +80,20 @@ class Stage:
         stage.optimizer = self.optimizer
         return stage
 
+    def recorded_by(self, optimizer: Any, windows: Sequence[Window]) -> Stage:
+        """Return this chunk under other windows and another optimizer; weights are shared."""
+        mine = [window for window in windows if window.first <= self.index <= window.last]
+        ends = any(window.last == self.index for window in mine)
+        stage = Stage(
+            self.index,
+            ChunkNet(self.block, self.routes),
+            self.exit if ends else None,
+            mine,
+            device=self.device,
+        )
+        stage.optimizer = optimizer
+        return stage
+
     @property
     def own_window(self) -> Window | None:
         """The window whose loss lies behind this chunk."""
