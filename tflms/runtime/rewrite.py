@@ -199,6 +199,12 @@ def costs_of(job: Job) -> cost.Costs:
     if config.cost == "static":
         weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
         return cost.static_costs(graph, weights)
+    if config.cost == "measured":
+        raise ConfigError(
+            "cost='measured' needs the feeds of a step, which a rewrite is not given; call "
+            "tflms.runtime.measure.measure_costs(graph, fetches=, feeds=, init=).save(path) on a "
+            "graph built the same way, and pass cost=path"
+        )
     return cost.Costs.load(config.cost, ops=graph.original_ops)
 
 
@@ -282,6 +288,8 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     if outcome is not None:
         report.floor_bytes = outcome.floor.nbytes
         report.notes = (f"{outcome.order_edges} control edges fix the order of the step",)
+        if not outcome.packed:
+            report.notes += ("holes between buffers may need more than the limit (predicted)",)
     return report
 
 
