@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from tflms.config import Config
 from tflms.graph import effects
@@ -23,6 +22,7 @@ from tflms.planning.schedule import list_schedule
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies import shapes
+from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.swap import Swapped, selection
 
 _ATTEMPTS = 16
@@ -149,103 +149,19 @@ def problem(
     in_chain[[place[op] for op in links.ops]] = True
     gates = in_chain.copy()
     gates[[place[op] for op in links.heads]] = True
-    views = _Views(graph, order)
+    views = Views(graph, order)
     gaps: dict[ValueId, tuple[Gap, ...]] = {}
     for op_id in order:
         for value in graph.op(op_id).outputs:
             if value in wanted:
                 held = max(place[op_id], views.last_use_of_others(value, place))
                 nbytes = rounded(weights.nbytes[value])
-                if found := _gaps(graph, nbytes, place, gates, value, held):
+                if found := gaps_of(graph, nbytes, place, gates, value, held):
                     gaps[value] = found
     return Problem(
         order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
         in_chain, gates, gaps, costs, limit, host_limit,
     )  # fmt: skip
-
-
-class _Views:
-    """Which values show one buffer: parking one of them frees it only when no other is read."""
-
-    def __init__(self, graph: Graph, order: Sequence[OpId]) -> None:
-        self._graph = graph
-        self._home: dict[ValueId, ValueId] = {}
-        self._members: dict[ValueId, list[ValueId]] = {}
-        for op_id in order:
-            op = graph.op(op_id)
-            view = effects.of(op.type).view and bool(op.inputs)
-            for value in op.outputs:
-                home = self._home.get(op.inputs[0], op.inputs[0]) if view else value
-                self._home[value] = home
-                self._members.setdefault(home, []).append(value)
-
-    def last_use_of_others(self, value: ValueId, place: dict[OpId, int]) -> int:
-        """The last place that reads the buffer by another way than through the value; or -1."""
-        graph = self._graph
-        members = self._members[self._home[value]]
-        if len(members) == 1:
-            return -1
-        through = {value}
-        for member in members:  # in order, so a view comes behind what it shows
-            if set(graph.producer(member).inputs[:1]) & through:
-                through.add(member)
-        return max(
-            (
-                place[use.op]
-                for member in members
-                if member not in through
-                for use in graph.uses(member)
-                if use.op in place and not through & set(graph.op(use.op).outputs)
-            ),
-            default=-1,
-        )
-
-
-def _gaps(
-    graph: Graph,
-    nbytes: int,
-    place: dict[OpId, int],
-    in_chain: npt.NDArray[np.bool_],
-    value: ValueId,
-    held: int,
-) -> tuple[Gap, ...]:
-    """The gaps between uses of a value; views of it extend the use that makes them.
-
-    ``held`` is the place up to which its buffer is in use anyway.
-    """
-    uses = [
-        u
-        for u in graph.uses(value)
-        if u.op in place and not kernels.reads_shape_only(graph, graph.op(u.op))
-    ]
-    ends = {u.op: _last_use(graph, place, u.op) for u in uses}
-    events = sorted(uses, key=lambda u: (place[u.op], u.slot))
-    found: list[Gap] = []
-    for use in events:
-        at = place[use.op]
-        if at > held + 1 and in_chain[held + 1 : at].any() and use.op < graph.original_ops:
-            found.append(Gap(value, nbytes, held, at, (use,)))
-        elif found:
-            last = found[-1]
-            found[-1] = Gap(last.value, last.nbytes, last.after, last.until, (*last.uses, use))
-        held = max(held, ends[use.op])
-    return tuple(found)
-
-
-def _last_use(graph: Graph, place: dict[OpId, int], op_id: OpId) -> int:
-    """The place at which an operation, and whatever reads a view that it makes, has read."""
-    last, stack, seen = place[op_id], [op_id], {op_id}
-    while stack:
-        op = graph.op(stack.pop())
-        if not effects.of(op.type).view:
-            continue
-        for value in op.outputs:
-            for use in graph.uses(value):
-                if use.op in place and use.op not in seen:
-                    seen.add(use.op)
-                    stack.append(use.op)
-                    last = max(last, place[use.op])
-    return last
 
 
 def apply(engine: Engine, links: Chain, decision: Decision) -> list[Swapped]:
