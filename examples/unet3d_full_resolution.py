@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=192, help="voxels per edge, a multiple of 8")
     parser.add_argument("--filters", type=int, default=8, help="channels of the first convolution")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--memory", help="of the emulated device, such as 3GB; default by the size")
     parser.add_argument("--skip-plain", action="store_true", help="do not try the plain graph")
     parser.add_argument("--picture", type=Path, default=Path("unet3d.png"))
