@@ -21,6 +21,9 @@ def verify(graph: Graph) -> None:
         InvariantError: one of them does not hold.
     """
     names: dict[str, OpId] = {}
+    # Sets, as a learning rate or a train op has thousands of neighbours.
+    read = {(v, use) for op in graph.ops() for v in op.outputs for use in graph.value(v).uses}
+    waiting = {(op.id, user) for op in graph.ops() for user in graph.control_users(op.id)}
     for op in graph.ops():
         if names.setdefault(op.name, op.id) != op.id or graph.find(op.name) != op.id:
             _fail(graph, op, "has a name that is not its own (I1)")
@@ -32,12 +35,12 @@ def verify(graph: Graph) -> None:
                 if not graph.has(use.op) or graph.op(use.op).inputs[use.slot] != value:
                     _fail(graph, op, f"has a use of output {index} that reads otherwise (I2)")
         for slot, value in enumerate(op.inputs):
-            if Use(op.id, slot) not in graph.value(value).uses:
-                _fail(graph, op, f"reads slot {slot} unknown to its producer (I2)")
             if not graph.has(graph.value(value).op):
                 _fail(graph, op, f"reads slot {slot} of an operation that is gone (I1)")
+            if (value, Use(op.id, slot)) not in read:
+                _fail(graph, op, f"reads slot {slot} unknown to its producer (I2)")
         for before in op.controls:
-            if op.id not in graph.control_users(before):
+            if (before, op.id) not in waiting:
                 _fail(graph, op, "waits for an operation that does not know of it (I2)")
         if op.role:
             _verify_inserted(graph, op)
