@@ -21,6 +21,9 @@ from tflms.planning.plan import Plan
 from tflms.report import Report
 
 if TYPE_CHECKING:
+    from tflms.runtime.function import enabled as enabled
+    from tflms.runtime.function import function as function
+    from tflms.runtime.function import last_reports as last_reports
     from tflms.runtime.plan_api import plan as plan
     from tflms.runtime.plan_api import tune as tune
     from tflms.runtime.rewrite import rewrite as rewrite
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 # What needs TensorFlow is imported when it is first asked for: the package itself is not slow.
 _LAZY = {
+    "enabled": "tflms.runtime.function",
+    "function": "tflms.runtime.function",
+    "last_reports": "tflms.runtime.function",
     "plan": "tflms.runtime.plan_api",
     "rewrite": "tflms.runtime.rewrite",
     "tune": "tflms.runtime.plan_api",
@@ -46,6 +52,9 @@ __all__ = [
     "Report",
     "RuleError",
     "TflmsError",
+    "enabled",
+    "function",
+    "last_reports",
     "plan",
     "rewrite",
     "tune",
