@@ -146,7 +146,8 @@ class Report:
                 size = "unknown size" if swap.nbytes is None else units.format_bytes(swap.nbytes)
                 return (
                     f"{swap.value} ({size}) is swapped: it leaves after level {swap.gone_level} "
-                    f"and comes back for {', '.join(swap.uses)} when {', '.join(swap.anchors)} has run"
+                    f"and comes back for {', '.join(swap.uses)} when "
+                    f"{', '.join(swap.anchors)} has run"
                 )
         for recompute in self.recomputes:
             if bare == recompute.op or bare in recompute.clones:
