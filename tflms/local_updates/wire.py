@@ -21,6 +21,7 @@ from tflms.local_updates.failure import ChunkError
 
 _TAKEN, _STRANGER = 1, 0
 _PROBE_SECONDS = 1.0
+_PIECE_BYTES = 2**21  # gRPC refuses calls over 4 MiB; header and frame need room too
 
 
 def is_open(address: str) -> bool:
@@ -50,33 +51,70 @@ class Gate:
                 batch=None,
             )
         self._server = tf.distribute.experimental.rpc.Server.create("grpc", address)
-        self._functions = []
+        self._kept: list[Any] = []  # the server does not keep its functions alive
         for name, channel in sorted(channels.items()):
-            function = _guarded_push(cluster.secret, channel)
-            self._functions.append(function)  # the server does not keep them alive
-            self._server.register(name, function)
+            for sender in range(len(cluster.addresses)):
+                if sender != cluster.index:
+                    entry = _Entry(cluster.secret, channel)
+                    self._kept.append(entry)
+                    self._server.register(f"{name}_{sender}", entry.push)
         self._server.start()
 
 
-def _guarded_push(secret: str, channel: Channel) -> Any:
-    expected = tf.constant(secret)
+class _Entry:
+    """Takes one sender's messages for one channel; large ones come in pieces."""
 
-    @tf.function(
-        autograph=False,
-        input_signature=[
-            tf.TensorSpec((), tf.string),
-            tf.TensorSpec((), tf.string),
-            tf.TensorSpec((None,), tf.string),
-        ],
-    )
-    def push(given: Any, header: Any, payload: Any) -> Any:
-        def take() -> Any:
-            channel.queue.enqueue([header, payload])
-            return tf.constant(_TAKEN)
+    def __init__(self, secret: str, channel: Channel) -> None:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            pieces = tf.Variable(tf.zeros([0], tf.string), shape=[None], trainable=False)
+            segments = tf.Variable(tf.zeros([0], tf.int32), shape=[None], trainable=False)
+        self._held = (pieces, segments)
+        expected = tf.constant(secret)
 
-        return tf.cond(tf.equal(given, expected), take, lambda: tf.constant(_STRANGER))
+        @tf.function(
+            autograph=False,
+            input_signature=[
+                tf.TensorSpec((), tf.string),
+                tf.TensorSpec((), tf.string),
+                tf.TensorSpec((None,), tf.string),
+                tf.TensorSpec((None,), tf.int32),
+                tf.TensorSpec((), tf.int32),
+            ],
+        )
+        def push(given: Any, header: Any, more: Any, places: Any, count: Any) -> Any:
+            def complete() -> Any:
+                payload = tf.strings.unsorted_segment_join(pieces, segments, count)
+                with tf.control_dependencies([payload]):
+                    pieces.assign(tf.zeros([0], tf.string))
+                    segments.assign(tf.zeros([0], tf.int32))
+                channel.queue.enqueue([header, payload])
+                return tf.constant(_TAKEN)
 
-    return push
+            def take() -> Any:
+                pieces.assign(tf.concat([pieces, more], 0))
+                segments.assign(tf.concat([segments, places], 0))
+                return tf.cond(count > 0, complete, lambda: tf.constant(_TAKEN))
+
+            return tf.cond(tf.equal(given, expected), take, lambda: tf.constant(_STRANGER))
+
+        self.push = push
+
+
+def in_pieces(payload: list[bytes]) -> list[list[tuple[int, bytes]]]:
+    """Return groups of (position, piece) that each fit into one call of gRPC (4 MiB at most)."""
+    groups: list[list[tuple[int, bytes]]] = [[]]
+    room = _PIECE_BYTES
+    for position, part in enumerate(payload):
+        start = 0
+        while start < len(part) or start == 0:
+            if room == 0:
+                groups.append([])
+                room = _PIECE_BYTES
+            piece = part[start : start + room]
+            groups[-1].append((position, piece))
+            room -= len(piece)
+            start += max(len(piece), 1)
+    return groups
 
 
 class Peer:
@@ -130,18 +168,30 @@ class Peer:
         Raises:
             ConnectionError: the peer refused the message, is gone, or did not take it in time.
         """
+        parts = list(payload.numpy())
+        call = getattr(self._client, f"{channel}_{self._cluster.index}")
+        groups = in_pieces(parts)
         with self._lock:
-            result = getattr(self._client, channel)(
-                tf.constant(self._cluster.secret), header, payload
-            )
-            if not bool(result.is_ok()):
-                code, text = result.get_error()
-                raise ConnectionError(_told(int(code), text.numpy().decode(), self))
-            if int(result.get_value()) != _TAKEN:
-                raise ConnectionError(
-                    f"the process at {self.address} does not share our secret: wrong cluster?"
+            for number, group in enumerate(groups):
+                last = number == len(groups) - 1
+                result = call(
+                    tf.constant(self._cluster.secret),
+                    header,
+                    tf.constant([piece for _, piece in group]),
+                    tf.constant([position for position, _ in group], tf.int32),
+                    tf.constant(len(parts) if last else 0),
                 )
-        self.bytes_out += len(header.numpy()) + sum(len(part) for part in payload.numpy())
+                self._check(result)
+        self.bytes_out += len(header.numpy()) * len(groups) + sum(len(part) for part in parts)
+
+    def _check(self, result: Any) -> None:
+        if not bool(result.is_ok()):
+            code, text = result.get_error()
+            raise ConnectionError(_told(int(code), text.numpy().decode(), self))
+        if int(result.get_value()) != _TAKEN:
+            raise ConnectionError(
+                f"the process at {self.address} does not share our secret: wrong cluster?"
+            )
 
     def tell(self, channel: str, facts: dict[str, Any], payload: Any | None = None) -> None:
         """Push a header of facts, with a packed payload if given."""
