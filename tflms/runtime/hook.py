@@ -1,8 +1,9 @@
 """The one module that knows how TensorFlow traces functions: who listens is told of every trace.
 
 TensorFlow passes each ``FuncGraph``, those of loop bodies and branches too, through a list of
-transforms before it becomes a function of the runtime. Two more places are watched while somebody listens: the look-up of a trace
-(was it traced now, or before?) and the taking of gradients (of which tensors?). All of it is
+transforms before it becomes a function of the runtime. Two more places are watched while somebody
+listens: the look-up of a trace (was it traced now, or before?) and the taking of gradients (of
+which tensors?). All of it is
 looked for when this module is imported, and taken away again when nobody listens any more.
 """
 

@@ -188,7 +188,9 @@ def _closed_bodies(graph: Any) -> list[str]:
     if loops:
         notes.append(f"the bodies of {loops} loops and branches were left alone")
     if calls:
-        notes.append(f"{calls} calls of other functions were left closed: what they keep, they keep")
+        notes.append(
+            f"{calls} calls of other functions were left closed: what they keep, they keep"
+        )
     return notes
 
 

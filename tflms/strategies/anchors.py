@@ -29,8 +29,9 @@ class Search:
         """Tell whether an operation may serve as an anchor for a use.
 
         It makes an activation-sized tensor (a shape computation would fire long before its level)
-        in a kernel that nobody merges with others (waiting for it changes no number), lies behind ``after``, lives in the frame and branches of the use, and belongs to the
-        backward phase if the use does.
+        in a kernel that nobody merges with others (waiting for it changes no number), lies behind
+        ``after``, lives in the frame and branches of the use, and belongs to the backward phase if
+        the use does.
         """
         graph, phases = self.graph, self.phases
         if op >= graph.original_ops or phases.level[op] <= after:
