@@ -8,7 +8,7 @@ import tflms
 from tflms.zoo import graphs
 tf.config.experimental.enable_op_determinism()
 v1.disable_eager_execution()
-build = lambda: graphs.unet3d(size=32, filters=8, device=emulator.device)
+build = lambda: graphs.unet3d(size=48, filters=8, device=emulator.device)
 
 def train(case):
     before = emulator.stats().bytes_in_use

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _UNIT = 256
-_NEVER_WASTED = 128 * 1024 * 1024  # a hole that is larger by so much is always split
+NEVER_WASTED_NBYTES = 128 * 1024 * 1024  # a hole that is larger by so much is always split
+NEVER_WASTED_ON_EMULATOR_NBYTES = 64 * 1024  # its allocator is told to split
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Event:
 class Arena:
     """One region of device memory, with holes ordered by size and address."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, waste: int = NEVER_WASTED_NBYTES) -> None:
+        self._waste = waste
         size = capacity // _UNIT * _UNIT
         self._holes: list[tuple[int, int]] = [(size, 0)]  # (size, address)
         self._hole_at: dict[int, int] = {0: size}
@@ -44,7 +46,7 @@ class Arena:
         hole, address = self._holes.pop(at)
         del self._hole_at[address]
         del self._hole_ending[address + hole]
-        if hole >= 2 * size or hole - size >= _NEVER_WASTED:
+        if hole >= 2 * size or hole - size >= self._waste:
             self._add_hole(address + size, hole - size)
             hole = size
         self._taken[buffer] = (address, hole)
@@ -81,7 +83,12 @@ class Arena:
 
 
 def packs(
-    persistent: Iterable[int], events: Sequence[Event], capacity: int, *, steps: int = 2
+    persistent: Iterable[int],
+    events: Sequence[Event],
+    capacity: int,
+    *,
+    waste: int = NEVER_WASTED_NBYTES,
+    steps: int = 2,
 ) -> bool:
     """Tell whether steps run in a device of that capacity, one after the other.
 
@@ -89,9 +96,11 @@ def packs(
         persistent: bytes of what stays: variables and constants.
         events: what comes and goes in a step, in order.
         capacity: bytes of the device.
+        waste: what is left of a hole is handed out with it where it is smaller than this and
+            than what was asked for.
         steps: how many steps to try; the second finds the holes that the first left.
     """
-    arena = Arena(capacity)
+    arena = Arena(capacity, waste)
     for number, nbytes in enumerate(persistent):
         if nbytes and not arena.allocate(-1 - number, nbytes):
             return False
@@ -104,14 +113,20 @@ def packs(
     return True
 
 
-def least_capacity(persistent: Sequence[int], events: Sequence[Event], low: int) -> int:
+def least_capacity(
+    persistent: Sequence[int],
+    events: Sequence[Event],
+    low: int,
+    *,
+    waste: int = NEVER_WASTED_NBYTES,
+) -> int:
     """Return about the smallest capacity (to 0.5 %) in which the steps run, searched from below."""
     high = low
-    while not packs(persistent, events, high):
+    while not packs(persistent, events, high, waste=waste):
         high += high // 8 + 1
     while high - low > high // 200:
         middle = (low + high) // 2
-        if packs(persistent, events, middle):
+        if packs(persistent, events, middle, waste=waste):
             high = middle
         else:
             low = middle

@@ -13,10 +13,15 @@ from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases, with_edges
 from tflms.planning import auto, kernels
-from tflms.planning.allocator import least_capacity, packs
+from tflms.planning.allocator import (
+    NEVER_WASTED_NBYTES,
+    NEVER_WASTED_ON_EMULATOR_NBYTES,
+    least_capacity,
+    packs,
+)
 from tflms.planning.auto import Choice, Decision, Gap, Problem
 from tflms.planning.buffers import rounded
-from tflms.planning.cost import Costs, Sizes, short_device, sizes
+from tflms.planning.cost import Costs, Sizes, main_device, short_device, sizes
 from tflms.planning.floor import Floor, floor, refuse
 from tflms.planning.schedule import list_schedule
 from tflms.planning.simulate import Replay, Timeline
@@ -272,6 +277,8 @@ def run(
     links = chain(graph, phases, weights, order, least)
     edges = fix_order(engine, links)
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
+    kind = short_device(config.device or main_device(graph)).partition(":")[0]
+    waste = NEVER_WASTED_ON_EMULATOR_NBYTES if kind == "EMU" else NEVER_WASTED_NBYTES
     target = limit
     mark, best = len(graph.journal), None
     for _ in range(_ATTEMPTS):
@@ -285,10 +292,12 @@ def run(
         planned = [o for o in engine.witness if o in inserted]
         timeline = replay.run(planned)
         persistent, events = replay.events(planned)
-        packed = timeline.peak_bytes <= limit and packs(persistent, events, limit * 103 // 100)
+        packed = timeline.peak_bytes <= limit and packs(
+            persistent, events, limit * 103 // 100, waste=waste
+        )
         if packed or timeline.peak_bytes <= limit * _ROOMY // 100:
             return Outcome(engine, swapped, timeline, lowest, edges, tuple(whole), packed)
-        least = least_capacity(persistent, events, timeline.peak_bytes)
+        least = least_capacity(persistent, events, timeline.peak_bytes, waste=waste)
         best = min(least, best or least)
         target -= max((timeline.peak_bytes - limit) // 2, limit // 100)
         graph.rollback(mark)
