@@ -65,7 +65,6 @@ def study(
     Returns:
         One record per method and batch size.
     """
-    x, y = data
     if not methods or steps < 1:
         raise ConfigError("study() needs a method and a number of steps of 1 or more")
     found = []
@@ -73,7 +72,7 @@ def study(
         for batch_size in batch_sizes:
             trainer = make(batch_size)
             trainer.compile(optimizer=optimizer(), loss=loss)
-            losses = _losses(trainer, x, y, batch_size=batch_size, steps=steps, seed=seed)
+            losses = training_losses(trainer, data, batch_size=batch_size, steps=steps, seed=seed)
             reached = _reached(losses, cutoff)
             cost = step_cost(trainer)
             scale = batch_size / cost.batch_size
@@ -92,9 +91,12 @@ def study(
     return found
 
 
-def _losses(
-    trainer: LocalTrainer, x: Any, y: Any, *, batch_size: int, steps: int, seed: int
+def training_losses(
+    trainer: LocalTrainer, data: tuple[Any, Any], *, batch_size: int, steps: int, seed: int = 0
 ) -> list[float]:
+    """Train on batches drawn by the seed alone and return the last exit's loss of each step."""
+    x, y = data
+
     @tf.function(autograph=False)
     def step(inputs: Any, labels: Any) -> Any:
         return Sweep(trainer.stages).run([inputs], labels, None)[-1].loss
