@@ -112,3 +112,21 @@ class Text:
         """What a run of these targets executes."""
         view = self.digraph()
         return set(targets).union(*(nx.ancestors(view, t) for t in targets))
+
+    def read_by_an_effect(self, targets) -> set[str]:
+        """What is read, by way of data alone, by what has an effect or is asked for.
+
+        TensorFlow drops the rest, which others at most wait for.
+        """
+        pure = set(
+            "Tanh Relu Sigmoid Softmax Exp Identity Reshape MaxPool Mul AddV2 AddN MatMul ConcatV2 "
+            "Sub Split Fill Sum Shape StridedSliceGrad TanhGrad ReluGrad MaxPoolGrad".split()
+        )
+        data = nx.DiGraph()
+        data.add_nodes_from(self.type)
+        data.add_edges_from((self.maker(v), name) for name in self.type for v in self.inputs[name])
+        ends = {name for name in self.runs(targets) if self.type[name] not in pure} | set(targets)
+        return ends.union(*(nx.ancestors(data, end) for end in ends))
+
+    def shapes(self) -> set[str]:
+        return {name for name, kind in self.type.items() if kind == "Shape"}

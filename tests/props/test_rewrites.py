@@ -112,16 +112,12 @@ def test_a_swapped_value_is_on_the_host_between_its_uses(source, config):
     if found is None:
         return
     outcome, before, after = found
-    level = before.levels(TARGETS)
+    level, alive = before.levels(TARGETS), before.read_by_an_effect(TARGETS) - before.shapes()
     assert config["n_tensors"] < 0 or len(outcome.swapped) <= config["n_tensors"]
     for one in outcome.swapped:
         name = outcome.graph.value_name(one.value)
         readers = [op for op in after.type if name in after.inputs[op]]
-        stay = [
-            level[op]
-            for op in readers
-            if op not in after.role and op in level and after.type[op] != "Shape"
-        ]
+        stay = [level[op] for op in readers if op not in after.role and op in level and op in alive]
         outs = [op for op in readers if after.role.get(op) == "swap_out"]
         assert len(outs) == 1
         ins = [op for op in after.type if after.inputs[op] == outs]

@@ -83,7 +83,7 @@ def test_an_anchor_on_another_branch_is_passed_over():
     # the way to it: the original picked such operations.
     source = chain(6).replace(
         "train = NoOp() after ",
-        "dside = TanhGrad(h3, da3) : f32[64,8]\nsink = NoOp() after dside\n"
+        "dside = TanhGrad(h3, da3) : f32[64,8]\nsink = AssignSubVariableOp(w1, dside) stateful\n"
         "train = NoOp() after sink, ",
     )
     outcome = rewrite(source, strategy="chain_rule", fuse_swapins=False)

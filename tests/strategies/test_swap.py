@@ -50,7 +50,7 @@ def test_a_value_whose_last_reader_has_no_anchor_stays():
     source = chain(9).replace(
         "train = NoOp() after ",
         "n1 = NoOp() after u1\nn2 = NoOp() after n1\nlate = Exp(h4) : f32[64,8] after n2\n"
-        "sink = NoOp() after late\ntrain = NoOp() after sink, ",
+        "sink = AssignSubVariableOp(w1, late) stateful\ntrain = NoOp() after sink, ",
     )
     assert "h4" in rewrite(chain(9), strategy="direct_order", ub=3).names()
     assert "h4" not in rewrite(source, strategy="direct_order", ub=3).names()
@@ -176,7 +176,8 @@ def test_near_readers_share_a_swap_in_and_every_value_travels_out_once(strategy)
 def test_fuse_distance_parts_readers_that_are_far_from_each_other():
     source = chain(9).replace(
         "train = NoOp() after ",
-        "late = MatMul(h7, da2) : f32[8,8]\nsink = NoOp() after late\ntrain = NoOp() after sink, ",
+        "late = MatMul(h7, da2) : f32[8,8]\nsink = AssignSubVariableOp(w1, late) stateful\n"
+        "train = NoOp() after sink, ",
     )
     for distance, groups in ((0, 3), (2, 2), (100, 1)):
         outcome = rewrite(source, strategy="direct_order", fuse_distance=distance)
@@ -268,3 +269,16 @@ def test_a_config_object_and_keywords_mean_the_same():
     config = Config(strategy="direct_order", lb=3, min_swap_bytes=0)
     one = rewrite(chain(6), config)
     assert one.after == rewrite(chain(6), strategy="direct_order", lb=3).after
+
+
+def test_a_reader_that_is_only_waited_for_is_not_served():
+    # So tf.gradients builds the gradient of a constant exponent: nobody reads it, and TensorFlow
+    # drops it. A swap-in for it would stay behind as something to wait for.
+    source = chain(6).replace(
+        "train = NoOp() after ",
+        "log = Mul(h3, da3) : f32[64,8]\ndead = Tanh(log) : f32[64,8]\n"
+        "tied = NoOp() after dead\ntrain = NoOp() after tied, ",
+    )
+    outcome = rewrite(source, strategy="direct_order")
+    assert sorted(outcome.anchors("h3")) == ["da3", "dw4"]
+    assert readers(outcome, "h3") == ["a4", "h3--tflms/swap_out", "log"]

@@ -176,21 +176,23 @@ _TABLE |= {
 }
 # Kernels that TensorFlow neither merges with a neighbour nor replaces: a control edge
 # from one of them changes nothing but the order. (The remapper would give up the fusion of, say, a
-# BiasAdd that something waits for, and the numbers would change in their last bits.)
+# BiasAdd that something waits for, and the numbers would change in their last bits. Sums over no
+# axis, slices of a whole and the like are replaced by what they read, which then is waited for.)
 _SIGNALS = frozenset(
     _names(
         """
     ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad TanhGrad SigmoidGrad SoftplusGrad
-    SoftsignGrad FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 Conv2DBackpropInput
-    Conv2DBackpropInputV2 Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv3DBackpropInput
-    Conv3DBackpropInputV2 Conv3DBackpropFilter Conv3DBackpropFilterV2
+    SoftsignGrad FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3
+    Conv2DBackpropInput Conv2DBackpropInputV2 Conv2DBackpropFilter Conv2DBackpropFilterV2
+    Conv3DBackpropInput Conv3DBackpropInputV2 Conv3DBackpropFilter Conv3DBackpropFilterV2
     DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter MaxPool MaxPoolV2
-    MaxPool3D MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad AvgPool AvgPool3D AvgPoolGrad AvgPool3DGrad
-    Concat ConcatV2 Slice StridedSliceGrad Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
-    SparseSoftmaxCrossEntropyWithLogits ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
-    ResizeNearestNeighborGrad ResizeBicubic ResizeBicubicGrad Gather GatherV2 GatherNd ScatterNd
-    UnsortedSegmentSum DynamicStitch LRN LRNGrad Cumsum Einsum MatMul BatchMatMul BatchMatMulV2
-    BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Tile Sum Max SqrtGrad RsqrtGrad
+    MaxPool3D MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad AvgPool AvgPool3D AvgPoolGrad
+    AvgPool3DGrad Concat ConcatV2 StridedSliceGrad Softmax LogSoftmax
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits ResizeBilinear
+    ResizeBilinearGrad ResizeNearestNeighbor ResizeNearestNeighborGrad ResizeBicubic
+    ResizeBicubicGrad Gather GatherV2 GatherNd ScatterNd UnsortedSegmentSum DynamicStitch LRN
+    LRNGrad Cumsum Einsum MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D
+    DepthwiseConv2dNative SqrtGrad RsqrtGrad
     """
     )
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tflms.config import Config
 from tflms.errors import ConfigError
-from tflms.graph import effects
+from tflms.graph import effects, liveness
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases
 from tflms.rewriting.engine import Application, Applied, Engine
@@ -43,13 +44,13 @@ def run(engine: Engine, config: Config) -> list[Swapped]:
     graph, phases = engine.graph, engine.phases
     search = Search(graph, phases, engine.reach, config.lb, config.ub)
     wanted = selection(graph, config)
+    read = liveness.read(graph, phases)
     candidates = [
         candidate
         for op in phases.order
         if phases.step[op] and phases.forward[op]
         for value in graph.op(op).outputs
-        if value in wanted
-        and (candidate := _candidate(graph, phases, search, config, value)) is not None
+        if value in wanted and (candidate := _candidate(search, config, value, read)) is not None
     ]
     unknown = config.batch_size or 1
     candidates.sort(key=lambda c: (-c.reuse, -(graph.value(c.value).nbytes(unknown) or 0), c.value))
@@ -120,13 +121,14 @@ def _in_any(name: str, scopes: tuple[str, ...]) -> bool:
 
 
 def _candidate(
-    graph: Graph, phases: Phases, search: Search, config: Config, value: ValueId
+    search: Search, config: Config, value: ValueId, read: Sequence[bool]
 ) -> _Candidate | None:
+    graph, phases = search.graph, search.phases
     if not phases.activation[value]:
         return None
     level = phases.level
     born = level[graph.value(value).op]
-    uses = [u for u in graph.uses(value) if _counts(graph, phases, u)]
+    uses = [u for u in graph.uses(value) if _counts(graph, phases, u) and read[u.op]]
     uses.sort(key=lambda u: (level[u.op], u))
     find = BY_NAME[str(config.strategy)]
     gone, first = born, 0
