@@ -119,8 +119,30 @@ class Text:
         TensorFlow drops the rest, which others at most wait for.
         """
         pure = set(
-            "Tanh Relu Sigmoid Softmax Exp Identity Reshape MaxPool Mul AddV2 AddN MatMul ConcatV2 "
-            "Sub Split Fill Sum Shape StridedSliceGrad TanhGrad ReluGrad MaxPoolGrad".split()
+            [
+                "Tanh",
+                "Relu",
+                "Sigmoid",
+                "Softmax",
+                "Exp",
+                "Identity",
+                "Reshape",
+                "MaxPool",
+                "Mul",
+                "AddV2",
+                "AddN",
+                "MatMul",
+                "ConcatV2",
+                "Sub",
+                "Split",
+                "Fill",
+                "Sum",
+                "Shape",
+                "StridedSliceGrad",
+                "TanhGrad",
+                "ReluGrad",
+                "MaxPoolGrad",
+            ]
         )
         data = nx.DiGraph()
         data.add_nodes_from(self.type)
