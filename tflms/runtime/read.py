@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import handle_data_util
 
 from tflms.errors import GraphError
@@ -68,6 +69,8 @@ def read(tf_graph: Any) -> ReadGraph:
         raise GraphError("the graph is empty; build the training graph first, then rewrite it")
     graph = Graph()
     numbers: dict[Any, ValueId] = {}
+    # In functions only handles are colocated, and asking each operation costs as much as the rest.
+    colocates = not isinstance(tf_graph, FuncGraph)
     for tf_op in tf_ops:
         outputs = [(_dtype(t.dtype), _shape(t.shape)) for t in tf_op.outputs]
         op = graph.add(
@@ -76,7 +79,7 @@ def read(tf_graph: Any) -> ReadGraph:
             outputs=outputs,
             device=tf_op.device,
             stateful=bool(tf_op.op_def.is_stateful) if tf_op.op_def is not None else True,
-            colocation=_colocation(tf_op),
+            colocation=_colocation(tf_op) if colocates else (),
             attrs=_attributes(tf_op),
         )
         for index, value in enumerate(op.outputs):
