@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "link.h"
 #include "memory.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/local_device.h"
@@ -59,7 +60,15 @@ class EmulatedDevice : public tensorflow::LocalDevice {
   void Compute(OpKernel* kernel, OpKernelContext* context) override {
     Activity& activity = DeviceActivity();
     ++activity.running_kernels;
+    Loan& loan = ThreadLoan();
+    loan = {/*possible=*/absl::StartsWith(kernel->type_string(), "_Mkl"), /*nbytes=*/0};
     kernel->Compute(context);
+    if (loan.nbytes > 0) {
+      context->SetStatus(absl::ResourceExhaustedError(
+          absl::StrCat("OOM when allocating ", loan.nbytes, " bytes in ", kernel->name(), " on ",
+                       name(), " by allocator EMU_0_bfc")));
+    }
+    loan = {};
     --activity.running_kernels;
     ++activity.events;
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include "tensorflow/core/common_runtime/bfc_allocator.h"
 
@@ -44,6 +45,18 @@ class Region : public tsl::SubAllocator {
   bool SupportsCoalescing() const override { return false; }
 };
 
+// oneDNN kernels do not look whether an allocation failed. While one runs, memory that the device does
+// not have is lent to it from the host, and the kernel is failed once it has returned.
+struct Loan {
+  bool possible = false;  // a kernel runs in this thread that would crash without
+  size_t nbytes = 0;      // what was lent to it
+};
+
+inline Loan& ThreadLoan() {
+  static thread_local Loan loan;
+  return loan;
+}
+
 // A full device makes an allocation wait for memory that running kernels or copies are about to give
 // back, as on a GPU. TensorFlow's own waiting always lasts ten seconds before it reports that memory
 // has run out; this one ends as soon as nothing has moved on the device for kQuiet.
@@ -58,9 +71,9 @@ class DeviceMemory : public tsl::BFCAllocator {
     tsl::AllocationAttributes at_once(/*retry_on_failure=*/false, attributes.allocation_will_be_logged,
                                       attributes.freed_by_func);
     void* start = tsl::BFCAllocator::AllocateRaw(alignment, nbytes, at_once);
-    if (start != nullptr || nbytes == 0 || !attributes.retry_on_failure ||
-        static_cast<int64_t>(nbytes) > *GetStats()->bytes_limit) {
-      return start;
+    if (start != nullptr || nbytes == 0) return start;
+    if (!attributes.retry_on_failure || static_cast<int64_t>(nbytes) > *GetStats()->bytes_limit) {
+      return Lend(nbytes);
     }
     ++waiting_;
     for (const auto begin = Clock::now(); start == nullptr;) {
@@ -69,10 +82,23 @@ class DeviceMemory : public tsl::BFCAllocator {
       if (start == nullptr && !WaitForFree(seen, begin + kLongest)) break;
     }
     --waiting_;
-    return start;
+    return start != nullptr ? start : Lend(nbytes);
+  }
+
+  size_t RequestedSize(const void* start) const override {
+    const size_t lent = LentSize(start);
+    return lent ? lent : tsl::BFCAllocator::RequestedSize(start);
+  }
+  size_t AllocatedSize(const void* start) const override {
+    const size_t lent = LentSize(start);
+    return lent ? lent : tsl::BFCAllocator::AllocatedSize(start);
+  }
+  int64_t AllocationId(const void* start) const override {
+    return LentSize(start) ? 0 : tsl::BFCAllocator::AllocationId(start);
   }
 
   void DeallocateRaw(void* start) override {
+    if (TakeBack(start)) return;
     tsl::BFCAllocator::DeallocateRaw(start);
     ++frees_;
     if (waiting_ > 0) {
@@ -96,6 +122,37 @@ class DeviceMemory : public tsl::BFCAllocator {
     return options;
   }
 
+  void* Lend(size_t nbytes) {
+    Loan& loan = ThreadLoan();
+    if (!loan.possible) return nullptr;
+    void* start = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return nullptr;
+    loan.nbytes += nbytes;
+    std::lock_guard<std::mutex> lock(lent_mu_);
+    lent_[start] = nbytes;
+    ++lent_count_;
+    return start;
+  }
+
+  size_t LentSize(const void* start) const {
+    if (lent_count_ == 0) return 0;
+    std::lock_guard<std::mutex> lock(lent_mu_);
+    const auto found = lent_.find(start);
+    return found == lent_.end() ? 0 : found->second;
+  }
+
+  bool TakeBack(void* start) {
+    if (lent_count_ == 0) return false;
+    std::lock_guard<std::mutex> lock(lent_mu_);
+    const auto found = lent_.find(start);
+    if (found == lent_.end()) return false;
+    munmap(start, found->second);
+    lent_.erase(found);
+    --lent_count_;
+    return true;
+  }
+
   // True when something was freed since `seen`; false when nothing on the device can free any more.
   bool WaitForFree(int64_t seen, Clock::time_point deadline) {
     Activity& activity = DeviceActivity();
@@ -116,6 +173,9 @@ class DeviceMemory : public tsl::BFCAllocator {
     return true;
   }
 
+  mutable std::mutex lent_mu_;
+  std::unordered_map<const void*, size_t> lent_;
+  std::atomic<int64_t> lent_count_{0};
   std::atomic<int64_t> frees_{0};
   std::atomic<int64_t> waiting_{0};
   std::mutex mu_;
