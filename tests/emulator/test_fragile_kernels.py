@@ -17,7 +17,8 @@ with v1.Session(graph=net.graph) as session:
             messages.append("trained")
         except tf.errors.ResourceExhaustedError as error:
             messages.append(error.message)
-result = {"messages": messages, "kept": emulator.stats().bytes_in_use - held}
+    kept = emulator.stats().bytes_in_use - held
+result = {"messages": messages, "kept": kept}
 """
 
 
