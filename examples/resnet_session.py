@@ -55,18 +55,24 @@ def main() -> int:
         alive = report.verify()
         print(f"{alive.survived} of {alive.expected} inserted operations are alive")
 
+    try:
+        train(network, args.steps, emulated=emulated)
+    except tf.errors.ResourceExhaustedError as error:
+        told = [line.strip() for line in error.message.splitlines() if "OOM" in line]
+        print(f"out of memory: {told[0] if told else error.message}")
+        return 1
+    return 0
+
+
+def train(network: graphs.TrainingGraph, steps: int, *, emulated: bool) -> None:
+    """Train, and print loss, time, peak and traffic of each step."""
     with v1.Session(graph=network.graph) as session:
         session.run(network.init_op)
-        for step in range(args.steps):
+        for step in range(steps):
             if emulated:
                 emulator.reset_stats()
             start = time.perf_counter()
-            try:
-                loss, _ = session.run([network.loss, network.train_op], network.feed_dict(step))
-            except tf.errors.ResourceExhaustedError as error:
-                told = [line.strip() for line in error.message.splitlines() if "OOM" in line]
-                print(f"out of memory at step {step}: {told[0]}")
-                return 1
+            loss, _ = session.run([network.loss, network.train_op], network.feed_dict(step))
             line = f"step {step}  loss {loss:.6f}  {format_seconds(time.perf_counter() - start)}"
             if emulated:
                 used = emulator.stats()
@@ -74,7 +80,6 @@ def main() -> int:
                 line += f"  to host {format_bytes(used.to_host_bytes)}"
                 line += f"  to device {format_bytes(used.to_device_bytes)}"
             print(line, flush=True)
-    return 0
 
 
 def arguments() -> argparse.Namespace:
@@ -82,7 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--image", type=int, default=112, help="edge of the images in pixels")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--learning-rate", type=float, default=0.01)
+    parser.add_argument("--learning-rate", type=float, default=0.001)
     parser.add_argument("--memory", default="1GB", help="of the emulated device")
     parser.add_argument("--on", metavar="DEVICE", help="a real device, such as /gpu:0, instead")
     add_config_options(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from tflms.errors import ConfigError, TflmsError
 from tflms.units import format_bytes, parse_bytes
 
 _UNLIMITED = 16 * 10**9  # address space only: pages become real when they are written
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT)
 GOALS = {"resnet50": 3.0}  # times the plain batch
 
 
@@ -98,7 +100,7 @@ def run(
             outcome = run_job(job)
         except TflmsError as error:
             # Some of TensorFlow's kernels do not survive an allocation that fails.
-            if "exit -11" not in str(error) and "does not fit" not in str(error):
+            if not any(f"(exit {-number}," in str(error) for number in _CRASHES):
                 raise
             outcome = Outcome(out_of_memory=str(error).partition("\n")[0])
         say(f"{way}, batch {batch}: {'trains' if outcome.fits else 'too large'}")

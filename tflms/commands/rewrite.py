@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         report = rewrite(graph, plan=Plan.load(args.plan))
     else:
         report = rewrite(graph, config, loss=args.loss, fetches=args.fetches)
-    alive = not report.changed or report.verify().ok
+    with saved.step_marked(graph, [args.loss, *args.fetches]):
+        alive = not report.changed or report.verify().ok
     saved.save(graph, args.output, is_meta=is_meta)
     console.print(report)
     if args.save_report is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,27 @@ def load(path: Path) -> tuple[Any, bool]:
     )
 
 
+@contextlib.contextmanager
+def step_marked(graph: Any, names: Sequence[str]) -> Iterator[None]:
+    """Let the graph say what a step runs while the block lasts, where it does not say so itself.
+
+    TensorFlow's optimizers take what has to be kept from the collection ``train_op``, which a
+    GraphDef cannot hold and a MetaGraphDef may lack.
+    """
+    import tensorflow as tf
+
+    key = tf.compat.v1.GraphKeys.TRAIN_OP
+    if graph.get_collection(key):
+        yield
+        return
+    for name in names:
+        graph.add_to_collection(key, graph.as_graph_element(name))
+    try:
+        yield
+    finally:
+        graph.clear_collection(key)
+
+
 def save(graph: Any, path: Path, *, is_meta: bool) -> None:
     """Write a graph to a file of the kind that it came from; text where the name says so.
 
@@ -81,10 +104,11 @@ def save(graph: Any, path: Path, *, is_meta: bool) -> None:
         ConfigError: the file cannot be written.
     """
     import tensorflow as tf
-    from google.protobuf import text_format  # type: ignore[import-untyped]
+    from google.protobuf import text_format
 
     if is_meta:
-        message = tf.compat.v1.train.export_meta_graph(graph=graph)
+        with graph.as_default():  # TensorFlow refuses to export where eager execution is on
+            message = tf.compat.v1.train.export_meta_graph()
     else:
         message = graph.as_graph_def(add_shapes=True)
     text = path.suffix in _TEXT

@@ -132,7 +132,8 @@ def digest(value: Any) -> str:
 def telling_line(message: str) -> str:
     """Return the line of an error that says what did not fit, without the traceback around it."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return next((line for line in lines if "OOM when allocating" in line), lines[0])
+    telling = ("OOM when allocating", "RESOURCE_EXHAUSTED")
+    return next((line for mark in telling for line in lines if mark in line), lines[0])
 
 
 if __name__ == "__main__":
