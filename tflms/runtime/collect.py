@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context
 
 from tflms.errors import TflmsError
-from tflms.graph.names import is_inserted
 from tflms.report import Report, Survival
 
 _log = logging.getLogger(__name__)
+_MARK = (
+    "_tflms_report"  # a private attribute, which TensorFlow carries along: whose operation it is
+)
 
 
 class _Collection:
@@ -25,6 +28,13 @@ class _Collection:
 
 
 _collection = _Collection()
+
+
+def mark(report: Report, graph: Any) -> None:
+    """Mark what a rewrite inserted, before the graph becomes a function."""
+    value = attr_value_pb2.AttrValue(i=id(report))
+    for name in report.inserted_names:
+        graph.get_operation_by_name(name)._set_attr(_MARK, value)
 
 
 def expect(report: Report) -> None:
@@ -70,26 +80,22 @@ def forget(reports: Sequence[Report]) -> None:
 def match(reports: Sequence[Report], function_graphs: Iterable[Any]) -> list[Report]:
     """Give each report the survival of its operations; return the reports that were not found.
 
-    A function that was inlined has its caller's name before each node; two functions of the same
-    structure differ in that, or in the graph that holds them.
+    A function that was inlined has its caller's name before each node; where it was inlined more
+    than once, an operation counts as missing if one of the calls lacks it.
     """
-    graphs = [_inserted(graph) for graph in function_graphs]
-    taken: set[tuple[int, str]] = set()  # a graph and the caller's name in it
+    present: dict[int, list[str]] = {}
+    for graphs in function_graphs:
+        for owner, node in _nodes(graphs):
+            if _MARK in node.attr:
+                present.setdefault(node.attr[_MARK].i, []).append(owner + node.name)
     left: list[Report] = []
     for report in reports:
         names = report.inserted_names
-        found = {
-            (place, caller): group
-            for place, present in enumerate(graphs)
-            for caller, group in _by_caller(names, present).items()
-            if (place, caller) not in taken
-        }
-        if not found:
+        calls = _by_caller(names, present.get(id(report), ()))
+        if not calls:
             left.append(report)
             continue
-        where, best = max(found.items(), key=lambda entry: len(entry[1]))
-        taken.add(where)
-        missing = tuple(name for name in names if name not in best)
+        missing = tuple(n for n in names if not all(n in found for found in calls.values()))
         report.survival = Survival(len(names), len(names) - len(missing), missing)
         if missing:
             _log.warning(
@@ -100,18 +106,16 @@ def match(reports: Sequence[Report], function_graphs: Iterable[Any]) -> list[Rep
     return left
 
 
-def _inserted(graphs: Any) -> list[str]:
-    """Names of all inserted operations in the partitions of one function."""
-    found: list[str] = []
+def _nodes(graphs: Any) -> Iterator[tuple[str, Any]]:
+    """All nodes in the partitions of one function, those of functions that were not inlined too."""
     for graph_def in graphs.partition_graphs:
-        found += [node.name for node in graph_def.node]
+        yield from (("", node) for node in graph_def.node)
         for function in graph_def.library.function:
-            found += [f"{function.signature.name}:/{node.name}" for node in function.node_def]
-    return [name for name in found if is_inserted(name)]
+            yield from ((f"{function.signature.name}:/", node) for node in function.node_def)
 
 
 def _by_caller(names: Sequence[str], present: Sequence[str]) -> dict[str, set[str]]:
-    """Which of a report's names are present, apart for each caller that they were inlined into."""
+    """Return which of a report's names are present, apart for each call that was inlined."""
     wanted = set(names)
     groups: dict[str, set[str]] = {}
     for full in present:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -43,6 +43,9 @@ class Trace:
         body: whether it is the body of a loop or branch in the function.
         compiled: whether XLA will compile it, by itself or as a part of its caller.
         gradients: the calls that took gradients in it.
+        owner: tells the functions apart.
+        again: whether this is the second trace of a function whose first one created variables,
+            and will never run.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Trace:
     body: bool
     compiled: bool
     gradients: tuple[GradientCall, ...]
+    owner: int = 0
+    again: bool = False
 
 
 class Listener(Protocol):
@@ -68,16 +73,18 @@ class _Lookup:
 
     name: str
     compiled: bool
+    owner: int
+    again: bool
     traced: bool = False
 
 
-@dataclass(slots=True)
 class _Thread(threading.local):
-    """What one thread is doing; each thread sees its own."""
+    """What one thread is doing; each thread sees its own (which slots would not give it)."""
 
-    listeners: list[Listener] = field(default_factory=list)
-    lookups: list[_Lookup] = field(default_factory=list)
-    gradients: dict[Any, list[GradientCall]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.lookups: list[_Lookup] = []
+        self.gradients: dict[Any, list[GradientCall]] = {}
 
 
 _thread = _Thread()
@@ -128,6 +135,7 @@ class _Places:
 
             self.transforms: list[Any] = transform.FUNC_GRAPH_TRANSFORMS
             self.compiled_attribute = attributes.XLA_COMPILE
+            self.again = tracing_compilation.ScopeType.NO_VARIABLE_CREATION
             self.function_graph = func_graph.FuncGraph  # bodies are of types derived from it
             apply = transform.apply_func_graph_transforms
             self.patches: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -185,6 +193,8 @@ def _on_graph(graph: Any) -> None:
             body=body,
             compiled=any(lookup.compiled for lookup in lookups),
             gradients=tuple(_thread.gradients.pop(graph, ())),
+            owner=lookups[-1].owner if lookups else 0,
+            again=bool(lookups) and lookups[-1].again,
         )
     )
 
@@ -196,7 +206,10 @@ def _watch_lookup(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(args, kwargs, tracing_options)
         attributes = tracing_options.attributes or {}
         lookup = _Lookup(
-            str(tracing_options.name), bool(attributes.get(_places.compiled_attribute))
+            str(tracing_options.name),
+            compiled=bool(attributes.get(_places.compiled_attribute)),
+            owner=id(tracing_options.function_cache),
+            again=tracing_options.scope_type == _places.again,
         )
         _thread.lookups.append(lookup)
         try:

@@ -52,6 +52,7 @@ class Traced:
         self.seen_batch: int | None = None
         self._assumed_batch = assumed_batch
         self._own_notes: list[tuple[str, ...]] = []
+        self._owners: list[tuple[int, str]] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -125,24 +126,27 @@ class Traced:
             )
         notes += _closed_bodies(graph)
         report.notes = (*report.notes, *notes)
-        self._keep(report)
+        self._keep(report, trace)
         if report.changed:
             graph.mark_as_unsaveable(_UNSAVEABLE)
+            collect.mark(report, graph)
             collect.expect(report)
         else:
             report._verify = None
 
-    def _keep(self, report: Report) -> None:
-        """Keep a report in place of those of traces that will never run.
+    def _keep(self, report: Report, trace: hook.Trace) -> None:
+        """Keep a report, if need be in place of that of a trace that will never run.
 
         TensorFlow traces a function that creates variables twice and runs the second trace.
         """
         with self._lock:
-            never = [r for r in self.reports if r.subject == report.subject and collect.awaits(r)]
-            collect.forget(never)
-            kept = [i for i, r in enumerate(self.reports) if all(r is not n for n in never)]
-            self.reports[:] = [*(self.reports[i] for i in kept), report]
-            self._own_notes[:] = [*(self._own_notes[i] for i in kept), report.notes]
+            if trace.again and self._owners and self._owners[-1] == (trace.owner, trace.name):
+                collect.forget([self.reports.pop()])
+                self._own_notes.pop()
+                self._owners.pop()
+            self.reports.append(report)
+            self._own_notes.append(report.notes)
+            self._owners.append((trace.owner, trace.name))
 
     def _sized(self, graph: Any) -> tuple[Config, list[str]]:
         """Put the best known batch size into the config if the graph leaves it open."""
