@@ -7,6 +7,11 @@ import re
 
 import networkx as nx
 
+PURE = {
+    *("Tanh", "Relu", "Sigmoid", "Softmax", "Exp", "Identity", "Reshape", "MaxPool", "Mul"),
+    *("AddV2", "AddN", "MatMul", "ConcatV2", "Sub", "Split", "Fill", "Sum", "Shape"),
+    *("StridedSliceGrad", "TanhGrad", "ReluGrad", "MaxPoolGrad"),
+}
 _LINE = re.compile(r"(\S+) = (\w+)\(([^()]*)\)(.*)")
 
 
@@ -118,36 +123,10 @@ class Text:
 
         TensorFlow drops the rest, which others at most wait for.
         """
-        pure = set(
-            [
-                "Tanh",
-                "Relu",
-                "Sigmoid",
-                "Softmax",
-                "Exp",
-                "Identity",
-                "Reshape",
-                "MaxPool",
-                "Mul",
-                "AddV2",
-                "AddN",
-                "MatMul",
-                "ConcatV2",
-                "Sub",
-                "Split",
-                "Fill",
-                "Sum",
-                "Shape",
-                "StridedSliceGrad",
-                "TanhGrad",
-                "ReluGrad",
-                "MaxPoolGrad",
-            ]
-        )
         data = nx.DiGraph()
         data.add_nodes_from(self.type)
         data.add_edges_from((self.maker(v), name) for name in self.type for v in self.inputs[name])
-        ends = {name for name in self.runs(targets) if self.type[name] not in pure} | set(targets)
+        ends = {name for name in self.runs(targets) if self.type[name] not in PURE} | set(targets)
         return ends.union(*(nx.ancestors(data, end) for end in ends))
 
     def shapes(self) -> set[str]:
