@@ -52,6 +52,8 @@ def train(name: str, memory_bytes: int, rewritten: bool, steps: int) -> dict[str
     import tflms
     from tflms import emulator
 
+    # What is compared bit by bit must repeat bit by bit; sums that several threads share do not.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
     emulator.load(memory_bytes)
     tf.config.experimental.enable_op_determinism()
     model, inputs, labels = build(name)

@@ -74,7 +74,7 @@ def test_resnet_trains_in_a_session_with_settings_from_the_command_line(tmp_path
 def test_resnet_says_when_its_memory_is_not_enough(tmp_path):
     status, told = run_example(
         *("resnet_session.py", "--batch", "4", "--image", "64", "--strategy", "none"),
-        *("--memory", "60MB"),
+        *("--memory", "120MB"),
         folder=tmp_path,
     )
     assert status == 1

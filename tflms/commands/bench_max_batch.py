@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,10 @@ from rich.table import Table
 
 from tflms.commands.children import run_job
 from tflms.commands.job import Job, Outcome
-from tflms.errors import ConfigError, TflmsError
+from tflms.errors import ConfigError
 from tflms.units import format_bytes, parse_bytes
 
 _UNLIMITED = 16 * 10**9  # address space only: pages become real when they are written
-_CRASHES = (signal.SIGSEGV, signal.SIGABRT)
 GOALS = {"resnet50": 3.0}  # times the plain batch
 
 
@@ -70,8 +68,8 @@ def run(
 ) -> list[Row]:
     """Find the largest batch, plain and rewritten, by bisection; print and return the rows.
 
-    Every try is a process of its own that trains ``steps`` steps. A batch counts as too large when
-    the device's memory runs out, or when a kernel of TensorFlow dies of it.
+    Every try is a process of its own that trains ``steps`` steps. A batch is too large when the
+    device's memory runs out.
 
     Args:
         model: resnet50, unet3d or mlp.
@@ -96,13 +94,7 @@ def run(
     def attempt(way: str, batch: int, memory_bytes: int) -> Outcome:
         config = None if way == "plain" else _config(way, memory_bytes, lb, branch_threshold, batch)
         job = Job(model, {**arguments, "batch": batch}, memory_bytes, steps, config=config)
-        try:
-            outcome = run_job(job)
-        except TflmsError as error:
-            # Some of TensorFlow's kernels do not survive an allocation that fails.
-            if not any(f"(exit {-number}," in str(error) for number in _CRASHES):
-                raise
-            outcome = Outcome(out_of_memory=str(error).partition("\n")[0])
+        outcome = run_job(job)
         say(f"{way}, batch {batch}: {'trains' if outcome.fits else 'too large'}")
         return outcome
 

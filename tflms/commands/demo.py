@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def limit_of(edge: int) -> int:
     """Return a memory between what the rewritten and what the plain network of a size need."""
-    weights, per_voxel = 3_800_000, 112_200_000 / 64**3
+    weights, per_voxel = 5_700_000, 110_300_000 / 64**3
     return int(round(weights + per_voxel * edge**3, -5))
 
 
