@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -248,15 +249,15 @@ def still_ordered(env: Env, s: str, readers: str) -> str | None:
     lowest = min((env.witness[c] for c in wanted), default=(0, 0))
     for reader in dict.fromkeys(use.op for use in env.uses(readers)):
         missing = set(wanted)
-        stack = [p for p in graph.predecessors(reader) if p != source]
-        seen = set(stack)
-        while stack and missing:
-            here = stack.pop()
-            missing.discard(here)
-            for before in graph.predecessors(here):
+        near = deque([p for p in graph.predecessors(reader) if p != source])
+        seen = set(near)
+        missing -= seen
+        while near and missing:  # a neighbour mostly waits for the same: what is near comes first
+            for before in graph.predecessors(near.popleft()):
                 if before not in seen and before != source and env.witness[before] >= lowest:
                     seen.add(before)
-                    stack.append(before)
+                    missing.discard(before)
+                    near.append(before)
         if missing:
             return f"{env.name(reader)} would no longer wait for {env.name(min(missing))}"
     return None
