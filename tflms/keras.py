@@ -21,7 +21,7 @@ from tflms.runtime.traced import Traced
 __all__ = ["LargeModelSupport", "Prepared", "prepare"]
 
 _log = logging.getLogger(__name__)
-# Keras' batches say nothing of their size to the graph; fit() takes 32 where it is not told.
+# Keras leaves a batch's size open where the last one is smaller; fit() takes 32 if not told.
 _KERAS_BATCH = 32
 
 
@@ -30,8 +30,8 @@ class LargeModelSupport(keras.callbacks.Callback):
 
     ``model.fit(..., callbacks=[tflms.keras.LargeModelSupport(config)])``. The training function is
     built anew and rewritten when ``fit`` begins; when it ends, the model is as it was. Validation,
-    saving and loading know nothing of it. Pass ``batch_size=`` in the config as well as to ``fit``:
-    Keras does not tell the graph, so sizes are for 32 otherwise.
+    saving and loading know nothing of it. Where the examples are no multiple of the batch, Keras
+    leaves its size open: give it as ``batch_size=`` in the config, or sizes are for 32.
 
     Attributes:
         report: what was done at the last trace; filled by the first step.
