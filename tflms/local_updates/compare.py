@@ -93,7 +93,9 @@ def _mean(losses: Sequence[float]) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text."""
-    cells = [("method", "loss, equal steps", "loss, equal FLOPs", "serial FLOPs", "predicted memory")]
+    cells = [
+        ("method", "loss, equal steps", "loss, equal FLOPs", "serial FLOPs", "predicted memory")
+    ]
     cells += [
         (
             row.method,

@@ -93,7 +93,10 @@ def measure(network: Network, *, batch_size: int) -> Measures:
                 ends.append(len(graph.get_operations()))
             loss = tf.reduce_sum(tf.cast(known[network.output], tf.float32))
             ends.append(len(graph.get_operations()))
-        gradients = tape.gradient(loss, network.model.trainable_variables)
+        variables = network.model.trainable_variables
+        # Under a distribution strategy, outside a replica, reads go to the first copy.
+        sources = [getattr(variable.value, "_primary", variable) for variable in variables]
+        gradients = tape.gradient(loss, sources)
         return [gradient for gradient in gradients if gradient is not None]
 
     specs = input_specs(network, batch_size=batch_size)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tflms.errors import ConfigError
 
@@ -46,7 +47,7 @@ def has_plain_rate(optimizer: Any) -> bool:
 def learning_rate(optimizer: Any) -> float | None:
     """Return the learning rate that a callback may have set, or None for a schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return float(inner.learning_rate) if has_plain_rate(inner) else None
+    return float(tf.convert_to_tensor(inner.learning_rate)) if has_plain_rate(inner) else None
 
 
 def set_learning_rate(optimizers: Sequence[Any], rate: float | None) -> None:
@@ -55,7 +56,7 @@ def set_learning_rate(optimizers: Sequence[Any], rate: float | None) -> None:
         return
     for optimizer in optimizers:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if has_plain_rate(inner) and float(inner.learning_rate) != rate:
+        if has_plain_rate(inner) and learning_rate(inner) != rate:
             inner.learning_rate = rate
 
 

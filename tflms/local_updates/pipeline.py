@@ -176,7 +176,7 @@ class _StageLoop:
         *inputs, labels = message.tensors
         sources = floats(inputs) if self._stage.index else []
         value = 0.0
-        with tf.device(self._stage.device), tf.GradientTape() as tape:
+        with self._stage.on_device(), tf.GradientTape() as tape:
             tape.watch(sources)
             outputs = self._trainer._forward[self._stage.index](*inputs)
             targets = floats(outputs)
@@ -200,7 +200,7 @@ class _StageLoop:
                 message = self._back_in.take()
                 seeds = message.tensors
                 self._trainer.cut_bytes[self._stage.index] += message.nbytes
-            with tf.device(self._stage.device):
+            with self._stage.on_device():
                 found = tape.gradient(targets, [*variables, *sources], output_gradients=seeds)
             for position, gradient in enumerate(found[: len(variables)]):
                 before = sums[position]

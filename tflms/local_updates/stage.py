@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -103,6 +104,10 @@ class Stage:
     def sends_back(self) -> bool:
         """Whether a window reaches from this chunk to the one before it."""
         return any(window.first < self.index for window in self.windows)
+
+    def on_device(self) -> Any:
+        """Return a context for the chunk's device; without one, that of the caller stays."""
+        return nullcontext() if self.device is None else tf.device(self.device)
 
     @property
     def trainable(self) -> list[Any]:

@@ -58,9 +58,8 @@ class Sweep:
 
     def _advance(self, index: int, answer: list[Any] | None) -> None:
         """Run a chunk's step on until it waits or ends, and whoever waits for what it gives."""
-        device = self._stages[index].device
         while True:
-            with tf.device(device):
+            with self._stages[index].on_device():
                 event = self._steps[index].send(answer)
             answer = None
             match event:

@@ -206,7 +206,7 @@ class LocalTrainer(Resuming, keras.Model):
         )
         for stage in self.stages:
             if stage.trainable:
-                with tf.device(stage.device):
+                with stage.on_device():
                     stage.optimizer.build(stage.trainable)
         self._runtime.compiled()
 

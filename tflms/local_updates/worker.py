@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tflms.local_updates.failure import ChunkError
 from tflms.local_updates.optimizers import set_learning_rate
 from tflms.local_updates.stage import Stage
 from tflms.local_updates.step import Back, Done, Forward, Need, floats, train_step
+from tflms.runtime import hook
 
 _FRAME = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[", "node ")
 _NODE = re.compile(r"\{\{.*?\}\}")
@@ -65,6 +67,8 @@ class Worker:
         self.busy_since: float | None = None
         self.bytes_in = 0
         self.closing = threading.Event()
+        # A rewriter listens to the thread that made it; this chunk traces in a thread of its own.
+        self._listener = hook.current()
         self._step = tf.function(self._train, autograph=False, reduce_retracing=True)
 
     def run(self) -> None:
@@ -125,7 +129,8 @@ class Worker:
         inputs, labels = message.tensors[:count], message.tensors[count]
         weights = message.tensors[-1] if weighted else None
         header = tf.constant(json.dumps(message.facts))
-        with tf.device(self.stage.device):
+        heard = nullcontext() if self._listener is None else hook.listening(self._listener)
+        with self.stage.on_device(), heard:
             if self.stage.kept_metrics:
                 self._step.get_concrete_function(header, inputs, labels, weights)
                 self.stage.restore_metrics()
