@@ -8,113 +8,17 @@ nothing within a step. Handles of variables are values of their own kind that no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NewType
+from typing import Any
 
 from tflms.errors import InvariantError
-
-OpId = NewType("OpId", int)
-ValueId = NewType("ValueId", int)
-Shape = tuple[int | None, ...]
-
-BYTES_PER_ELEMENT = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8": 1, "i64": 8, "i32": 4, "i16": 2, "i8": 1,
-    "u64": 8, "u32": 4, "u16": 2, "u8": 1, "bool": 1, "c64": 8, "c128": 16,
-    "q8": 1, "qu8": 1, "q16": 2, "qu16": 2, "q32": 4, "i4": 1, "u4": 1,
-}  # fmt: skip
-# Kinds of value that are no plain tensors: handles, references and nested containers.
-OPAQUE_DTYPES = frozenset({"resource", "variant", "string", "unknown"})
-
-
-class Use(NamedTuple):
-    """One input slot of one operation."""
-
-    op: OpId
-    slot: int
-
-
-@dataclass(slots=True)
-class Value:
-    """One output of an operation.
-
-    ``dtype`` is a short name ("f32", "i64", "resource"); a trailing ``*`` marks a reference to a
-    variable of control flow v1 times ("f32*"). ``shape`` is None where the rank is unknown.
-    """
-
-    id: ValueId
-    op: OpId
-    index: int
-    dtype: str
-    shape: Shape | None
-    uses: list[Use] = field(default_factory=list)
-
-    @property
-    def is_ref(self) -> bool:
-        """Whether the value is a reference to a variable's own buffer."""
-        return self.dtype.endswith("*")
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the value is a plain tensor: no handle, reference, string or container."""
-        return not self.is_ref and self.dtype not in OPAQUE_DTYPES
-
-    def nbytes(self, unknown: int = 1) -> int | None:
-        """Return the size in bytes, an unknown leading dimension counted as ``unknown``.
-
-        None where the rank or a later dimension is unknown, or the element has no fixed size.
-        """
-        element = BYTES_PER_ELEMENT.get(self.dtype.rstrip("*"))
-        if element is None or self.shape is None:
-            return None
-        dims = list(self.shape)
-        if dims and dims[0] is None:
-            dims[0] = unknown
-        if any(dim is None for dim in dims):
-            return None
-        return element * math.prod(dim for dim in dims if dim is not None)
-
-
-@dataclass(slots=True)
-class Op:
-    """One operation.
-
-    ``role`` is empty for the user's own operations and says what an inserted one is for:
-    ``swap_out``, ``swap_in``, ``identity``, ``clone`` or ``seed``. ``origin`` names the operation
-    that a clone repeats. ``frame`` is the path of v1 loop frames that the operation runs in.
-    """
-
-    id: OpId
-    name: str
-    type: str
-    device: str = ""
-    inputs: list[ValueId] = field(default_factory=list)
-    controls: list[OpId] = field(default_factory=list)
-    outputs: list[ValueId] = field(default_factory=list)
-    stateful: bool = False
-    frame: str = ""
-    colocation: tuple[str, ...] = ()
-    role: str = ""
-    origin: OpId | None = None
-    attrs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One primitive change, with what is needed to take it back.
-
-    ``kind`` is "add", "drop", "rewire", "control" or "uncontrol"; ``slot``, ``old`` and ``new``
-    belong to "rewire", ``other`` to the control edges.
-    """
-
-    kind: str
-    op: OpId
-    slot: int = -1
-    old: ValueId | None = None
-    new: ValueId | None = None
-    other: OpId | None = None
-    position: int = -1
+from tflms.graph.elements import Edit
+from tflms.graph.elements import Op as Op
+from tflms.graph.elements import OpId as OpId
+from tflms.graph.elements import Shape as Shape
+from tflms.graph.elements import Use as Use
+from tflms.graph.elements import Value as Value
+from tflms.graph.elements import ValueId as ValueId
 
 
 class Graph:
@@ -128,6 +32,9 @@ class Graph:
         self._ops: list[Op | None] = []
         self._values: list[Value] = []
         self._control_users: list[list[OpId]] = []
+        # Neighbours of each operation, until an edge of it changes; every pass asks for them.
+        self._before: list[list[OpId] | None] = []
+        self._after: list[list[OpId] | None] = []
         self._by_name: dict[str, OpId] = {}
         self._dropped: dict[OpId, Op] = {}
         self.journal: list[Edit] = []
@@ -217,8 +124,21 @@ class Graph:
             and self.op(target).type in ("Merge", "RefMerge")
         )
 
-    def predecessors(self, op: OpId) -> list[OpId]:
+    def predecessors(self, op: OpId) -> Sequence[OpId]:
         """Return the operations ordered directly before one, data edges first, without repeats."""
+        known = self._before[op]
+        if known is None:
+            known = self._before[op] = self._predecessors(op)
+        return known
+
+    def successors(self, op: OpId) -> Sequence[OpId]:
+        """Return the operations ordered directly after one, without repeats."""
+        known = self._after[op]
+        if known is None:
+            known = self._after[op] = self._successors(op)
+        return known
+
+    def _predecessors(self, op: OpId) -> list[OpId]:
         node = self.op(op)
         found = dict.fromkeys(self._values[v].op for v in node.inputs)
         found.update(dict.fromkeys(node.controls))
@@ -226,8 +146,7 @@ class Graph:
             return [p for p in found if self.orders(p, op)]
         return list(found)
 
-    def successors(self, op: OpId) -> list[OpId]:
-        """Return the operations ordered directly after one, without repeats."""
+    def _successors(self, op: OpId) -> list[OpId]:
         node = self.op(op)
         found = dict.fromkeys(use.op for v in node.outputs for use in self._values[v].uses)
         found.update(dict.fromkeys(self._control_users[op]))
@@ -269,6 +188,8 @@ class Graph:
             op.outputs.append(value.id)
         self._ops.append(op)
         self._control_users.append([])
+        self._before.append(None)
+        self._after.append(None)
         self._by_name[name] = id_
         self._link(op)
         self._record(Edit("add", id_))
@@ -305,6 +226,7 @@ class Graph:
             return
         self.op(op).controls.append(after)
         self._control_users[after].append(op)
+        self._before[op] = self._after[after] = None
         self._record(Edit("control", op, other=after, position=len(self.op(op).controls) - 1))
 
     def remove_control(self, op: OpId, after: OpId) -> None:
@@ -319,6 +241,7 @@ class Graph:
         position = node.controls.index(after)
         del node.controls[position]
         self._control_users[after].remove(op)
+        self._before[op] = self._after[after] = None
         self._record(Edit("uncontrol", op, other=after, position=position))
 
     def drop(self, op: OpId) -> None:
@@ -369,10 +292,12 @@ class Graph:
                 assert edit.other is not None
                 self.op(edit.op).controls.remove(edit.other)
                 self._control_users[edit.other].remove(edit.op)
+                self._before[edit.op] = self._after[edit.other] = None
             else:
                 assert edit.other is not None
                 self.op(edit.op).controls.insert(edit.position, edit.other)
                 self._control_users[edit.other].append(edit.op)
+                self._before[edit.op] = self._after[edit.other] = None
 
     # plumbing ---------------------------------------------------------------------------------
 
@@ -382,6 +307,9 @@ class Graph:
 
     def _set_input(self, use: Use, value: ValueId) -> None:
         op = self.op(use.op)
+        for changed in (op.inputs[use.slot], value):
+            self._after[self._values[changed].op] = None
+        self._before[use.op] = None
         self._values[op.inputs[use.slot]].uses.remove(use)
         op.inputs[use.slot] = value
         self._values[value].uses.append(use)
@@ -391,9 +319,19 @@ class Graph:
             self._values[value].uses.append(Use(op.id, slot))
         for other in op.controls:
             self._control_users[other].append(op.id)
+        self._forget(op)
 
     def _unlink(self, op: Op) -> None:
         for slot, value in enumerate(op.inputs):
             self._values[value].uses.remove(Use(op.id, slot))
         for other in op.controls:
             self._control_users[other].remove(op.id)
+        self._forget(op)
+
+    def _forget(self, op: Op) -> None:
+        """Drop what is remembered of an operation's neighbours, and of it as their neighbour."""
+        self._before[op.id] = self._after[op.id] = None
+        for value in op.inputs:
+            self._after[self._values[value].op] = None
+        for other in op.controls:
+            self._after[other] = None
