@@ -68,7 +68,8 @@ def test_a_function_over_two_logical_cpu_devices_gives_the_same():
         from tests.function.steps import EVERYTHING, Net, batch, train
 
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
         tf.config.experimental.enable_op_determinism()
         config = {**EVERYTHING, "device": "/cpu:1"}
         with tf.device("/cpu:1"):
