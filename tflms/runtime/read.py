@@ -71,16 +71,26 @@ def read(tf_graph: Any) -> ReadGraph:
     numbers: dict[Any, ValueId] = {}
     # In functions only handles are colocated, and asking each operation costs as much as the rest.
     colocates = not isinstance(tf_graph, FuncGraph)
+    dtypes: dict[Any, str] = {}
+    stateful: dict[str, bool] = {}
     for tf_op in tf_ops:
-        outputs = [(_dtype(t.dtype), _shape(t.shape)) for t in tf_op.outputs]
+        outputs = []
+        for t in tf_op.outputs:
+            if (dtype := dtypes.get(t.dtype)) is None:
+                dtype = dtypes[t.dtype] = _dtype(t.dtype)
+            outputs.append((dtype, _shape(t.shape)))
+        kind = tf_op.type
+        if kind not in stateful:
+            definition = tf_op.op_def
+            stateful[kind] = definition is None or bool(definition.is_stateful)
         op = graph.add(
             tf_op.name,
-            tf_op.type,
+            kind,
             outputs=outputs,
             device=tf_op.device,
-            stateful=bool(tf_op.op_def.is_stateful) if tf_op.op_def is not None else True,
+            stateful=stateful[kind],
             colocation=_colocation(tf_op) if colocates else (),
-            attrs=_attributes(tf_op),
+            attrs=_attributes(tf_op, kind),
         )
         for index, value in enumerate(op.outputs):
             numbers[(tf_op.name, index)] = value
@@ -102,7 +112,7 @@ def _dtype(dtype: Any) -> str:
 
 
 def _shape(shape: Any) -> Shape | None:
-    return None if shape.rank is None else tuple(shape.as_list())
+    return None if shape.rank is None else tuple(shape)
 
 
 def _colocation(tf_op: Any) -> tuple[str, ...]:
@@ -111,14 +121,14 @@ def _colocation(tf_op: Any) -> tuple[str, ...]:
     return tuple(g.decode()[5:] for g in groups if g != own)
 
 
-def _attributes(tf_op: Any) -> dict[str, Any]:
+def _attributes(tf_op: Any, kind: str) -> dict[str, Any]:
     """The few attributes that the IR understands."""
-    if tf_op.type in ("Enter", "RefEnter"):
+    if kind in ("Enter", "RefEnter"):
         return {"frame_name": tf_op.get_attr("frame_name").decode()}
-    if tf_op.type in ("VarHandleOp", "VariableV2", "Variable"):
+    if kind in ("VarHandleOp", "VariableV2", "Variable"):
         shape = tf.TensorShape(tf_op.get_attr("shape"))
         return {"variable_nbytes": _variable_nbytes(tf_op.get_attr("dtype"), shape)}
-    if tf_op.type == "Placeholder" and tf_op.outputs[0].dtype == tf.resource:
+    if kind == "Placeholder" and tf_op.outputs[0].dtype == tf.resource:
         data = handle_data_util.get_resource_handle_data(tf_op.outputs[0])  # a captured variable
         return {
             "variable_nbytes": sum(

@@ -46,11 +46,22 @@ class Job:
     started: float
     loss: Sequence[ValueId] = ()
     targets: Sequence[OpId] = ()
+    _weighed: tuple[int, cost.Sizes] | None = None
 
     @property
     def graph(self) -> Graph:
         """The IR."""
         return self.read.graph
+
+    def weights(self) -> cost.Sizes:
+        """What the values of the IR weigh as it is now."""
+        if self._weighed is None or self._weighed[0] != self.graph.version:
+            config = self.config
+            self._weighed = (
+                self.graph.version,
+                cost.sizes(self.graph, device=config.device, batch_size=config.batch_size),
+            )
+        return self._weighed[1]
 
     def within(self) -> set[OpId]:
         """Operations that the training step runs, inserted ones among them."""
@@ -176,9 +187,7 @@ def timeline_of(job: Job, proposal: Proposal) -> Timeline:
     """Simulate the IR as it was rewritten, in the order that its edges keep."""
     if proposal.outcome is not None:
         return proposal.outcome.timeline
-    config = job.config
-    weights = cost.sizes(job.graph, device=config.device, batch_size=config.batch_size)
-    return simulate.simulate(job.graph, weights, job.within())
+    return simulate.simulate(job.graph, job.weights(), job.within())
 
 
 def limit_of(job: Job) -> int:
@@ -197,8 +206,7 @@ def costs_of(job: Job) -> cost.Costs:
     """Return the costs that ``cost`` asks for: estimated, or from a file."""
     graph, config = job.graph, job.config
     if config.cost == "static":
-        weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
-        return cost.static_costs(graph, weights)
+        return cost.static_costs(graph, job.weights())
     if config.cost == "measured":
         raise ConfigError(
             "cost='measured' needs the feeds of a step, which a rewrite is not given; call "
@@ -260,7 +268,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     engine, swapped, outcome = proposal.engine, proposal.swapped, proposal.outcome
     verify(graph)
     erase.check(graph, _original_edges(job))
-    weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
+    weights = job.weights()
     after = timeline_of(job, proposal)
     notes: tuple[str, ...] = ()
     if not swapped and not (outcome and outcome.order_edges):
@@ -329,7 +337,7 @@ def _report(
     notes: tuple[str, ...],
 ) -> Report:
     graph, config = job.graph, job.config
-    weights = cost.sizes(graph, device=config.device, batch_size=config.batch_size)
+    weights = job.weights()
     unknown = sorted({op.type for op in graph.ops() if not effects.of(op.type).known})
     kept = (op for op in graph.ops() if op.role and not effects.takes_shape(op.type))
     names = [op.name for op in kept] if inserted else []
