@@ -104,13 +104,13 @@ class LocalTrainer(Resuming, keras.Model):
         self.runtime_name = runtime
         self.windows = windows_of(method, chunks=len(plan.chunks), window=window, stride=stride)
         self.source = model
+        self._checks(runtime=runtime, form=form, sync_every=sync_every, heads=heads)
         self._stage_list = [
             build_stages(
                 plan, self.windows, heads=heads, head_options=head_options or {}, devices=devices
             )
         ]
         self.exit_models = [exit_ for _, exit_ in exits_of(self.stages)]
-        self._checks(runtime=runtime, form=form, sync_every=sync_every, heads=heads)
         self._exits = "last"
         self._evaluating = False
         self._ensemble: Exit | None = None
