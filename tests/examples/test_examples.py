@@ -34,7 +34,7 @@ def test_the_full_resolution_example_trains_where_plain_runs_out_of_memory(tmp_p
         folder=tmp_path,
     )
     assert status == 0, told
-    assert "OOM when allocating tensor" in told
+    assert "OOM when allocating" in told
     losses = [float(loss) for loss in re.findall(r"^step \d+ +loss ([0-9.]+)", told, re.MULTILINE)]
     assert len(losses) == 4 and losses[-1] < losses[0]
     picture = image.imread(tmp_path / "slice.png")
