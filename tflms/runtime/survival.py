@@ -48,7 +48,7 @@ def check_graph(
     ]
     with tf_graph.as_default():  # the export looks at the default graph to tell eager execution
         meta = tf.compat.v1.train.export_meta_graph(graph=tf_graph, clear_extraneous_savers=True)
-    del meta.collection_def["train_op"]
+    meta.collection_def.pop("train_op", None)  # a graph from a GraphDef has no collections
     meta.collection_def["train_op"].node_list.value.extend(targets)
     config = config_pb2.ConfigProto()
     if session_config is not None:
