@@ -1,7 +1,7 @@
 """Run as a process of its own: the memory peak of training steps through ``fit``.
 
 Usage: python memory_probe.py METHOD ordered|loose cpu|emu BATCH. Prints the peak in bytes above
-what is held at rest: the resident size of the process, or what the emulated device's allocator counts.
+what is held at rest: resident size of the process, or bytes of the emulated device's allocator.
 16 tanh layers of 512; at batch 16384 one activation is 32 MiB.
 """
 
