@@ -65,6 +65,8 @@ def train(name: str, memory_bytes: int, settings: Any, steps: int, in_turn: bool
 
     if in_turn:
         tf.config.threading.set_inter_op_parallelism_threads(1)
+    else:  # on few cores, kernels that take them all keep parked values from leaving in time
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     emulator.load(memory_bytes)
     tf.config.experimental.enable_op_determinism()
     model, inputs, labels = build(name)
