@@ -4,9 +4,9 @@ ResNet-50 on slices of a brain (112 x 112, 32 at a time) and a 3D U-Net on the w
 x 96) run on the emulated accelerator: plain in a large memory, plain in a small one (which ends
 with ResourceExhausted), and with one callback added in the same small one.
 
-Every loss and all final weights are compared bit by bit in runs of one operation at a time: else
-TensorFlow adds three gradients and more in the order in which they happen to be free to be written
-over, and a plain ResNet does not equal itself.
+Every loss and all final weights are compared bit by bit in runs of one operation at a time: else a
+plain ResNet-50 does not equal itself (probably because sums of three gradients or more are added in
+an order that depends on timing).
 
     python examples/keras_fit.py [resnet50] [unet3d] [--steps 3]
 """
