@@ -40,6 +40,9 @@ def apply(rule, case):
             bindings[name] = text.value_named(graph, bound)
         elif kind == "Op":
             bindings[name] = text.op_named(graph, bound)
+        elif kind == "Swaps":
+            names = {text.value_named(graph, v): w for v, w in bound.items()}
+            bindings[name] = {v: text.value_named(graph, w) for v, w in names.items()}
         else:
             bindings[name] = tuple(text.use_named(graph, use) for use in bound)
     return graph, engine.apply(Application(rule.name, bindings))

@@ -115,17 +115,23 @@ def record(log: Sequence[tuple[Application, Applied]], graph: Graph) -> tuple[An
     rules = ruleset.load_all()
     made: dict[int, str] = {}
     steps: list[tuple[str, dict[str, Any]]] = []
+
+    def place(value: ValueId) -> list[int | str]:
+        v = graph.value(value)
+        return [made.get(v.op, v.op), v.index]
+
     for number, (application, done) in enumerate(log):
         bindings: dict[str, Any] = {}
         for name, kind in rules[application.rule].given:
             bound = application.bindings[name]
             if kind == "Uses":
                 bindings[name] = [[made.get(use.op, use.op), use.slot] for use in bound]
+            elif kind == "Swaps":
+                bindings[name] = [[place(v), place(w)] for v, w in bound.items()]
             elif kind == "Op":
                 bindings[name] = made.get(bound, bound)
             else:
-                v = graph.value(bound)
-                bindings[name] = [made.get(v.op, v.op), v.index]
+                bindings[name] = place(bound)
         steps.append((application.rule, bindings))
         for letter, op in done.made.items():
             made[op] = f"{number}.{letter}"
@@ -154,6 +160,8 @@ def replay(engine: Engine, steps: Sequence[tuple[str, Mapping[str, Any]]]) -> No
         for name, kind in rules[rule].given:
             if kind == "Uses":
                 bindings[name] = tuple(Use(op(o), slot) for o, slot in given[name])
+            elif kind == "Swaps":
+                bindings[name] = {value(v): value(w) for v, w in given[name]}
             else:
                 bindings[name] = op(given[name]) if kind == "Op" else value(given[name])
         outcome = engine.apply(Application(rule, bindings))

@@ -31,6 +31,8 @@ class Env:
     needed_by: Sequence[int] = ()
     bindings: dict[str, Any] = field(default_factory=dict)
     touched: list[tuple[Use, ValueId]] = field(default_factory=list)
+    seeds: dict[OpId, frozenset[OpId]] = field(default_factory=dict)
+    behind: dict[OpId, frozenset[OpId]] = field(default_factory=dict)
 
     def value(self, name: str) -> ValueId:
         """Return the value bound to a name."""
@@ -63,6 +65,9 @@ class Env:
 
         A copy touches nothing but its own buffer: wherever its source runs, it may.
         """
+        node = self.graph.op(op)
+        if node.role == "seed":  # for what is read behind its anchor
+            return self.needed(node.controls[0])
         return self.needed_by[self.source(op)]
 
     def name(self, op: OpId) -> str:
@@ -74,18 +79,19 @@ Condition = Callable[..., str | None]
 VOCABULARY: dict[str, Condition] = {}
 
 
-def _condition(function: Condition) -> Condition:
+def condition(function: Condition) -> Condition:
+    """Put a condition into the vocabulary."""
     VOCABULARY[function.__name__] = function
     return function
 
 
-@_condition
+@condition
 def nonempty(env: Env, uses: str) -> str | None:
     """There is at least one use."""
     return None if env.uses(uses) else f"{uses} is empty"
 
 
-@_condition
+@condition
 def tensor(env: Env, v: str) -> str | None:
     """The value is a plain tensor: no handle, reference, string or container."""
     value = env.graph.value(env.value(v))
@@ -94,7 +100,7 @@ def tensor(env: Env, v: str) -> str | None:
     return f"{env.graph.value_name(value.id)!r} is a {value.dtype}, which no rule may cut"
 
 
-@_condition
+@condition
 def movable(env: Env, v: str) -> str | None:
     """A value may leave the device: a known pure operation's tensor, not a variable's buffer."""
     value = env.graph.value(env.value(v))
@@ -113,7 +119,7 @@ def movable(env: Env, v: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def recomputable(env: Env, v: str) -> str | None:
     """The value's operation may run again: pure, known, and touching no variable."""
     op = env.graph.op(env.op(v))
@@ -127,7 +133,7 @@ def recomputable(env: Env, v: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def same_frame(env: Env, v: str, uses: str) -> str | None:
     """The value's producer and all that read it run in one loop frame."""
     frame = env.graph.op(env.op(v)).frame
@@ -137,7 +143,7 @@ def same_frame(env: Env, v: str, uses: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def anchored(env: Env, anchor: str, uses: str) -> str | None:
     """Whenever one of the uses runs, the anchor runs before it, alive and in the same frame."""
     a = env.op(anchor)
@@ -150,7 +156,7 @@ def anchored(env: Env, anchor: str, uses: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def precedes(env: Env, anchor: str, uses: str) -> str | None:
     """The anchor is an ancestor of every use: nothing is dragged into a run, no cycle closes."""
     a = env.op(anchor)
@@ -160,26 +166,26 @@ def precedes(env: Env, anchor: str, uses: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def distinct(env: Env, a: str, b: str) -> str | None:
     """Two values are not the same."""
     return f"{a} and {b} are the same" if env.value(a) == env.value(b) else None
 
 
-@_condition
+@condition
 def same_source(env: Env, a: str, b: str) -> str | None:
     """Two inserted values are copies of one value."""
     first, second = (env.graph.producer(env.value(n)).inputs for n in (a, b))
     return None if first[:1] == second[:1] else f"{a} and {b} copy different values"
 
 
-@_condition
+@condition
 def is_swap_out(env: Env, v: str) -> str | None:
     """The value is a swap-out that we inserted."""
     return _has_role(env, v, "swap_out")
 
 
-@_condition
+@condition
 def is_swap_in(env: Env, v: str) -> str | None:
     """The value is a swap-in that we inserted."""
     return _has_role(env, v, "swap_in")
@@ -190,7 +196,7 @@ def _has_role(env: Env, v: str, role: str) -> str | None:
     return None if op.role == role else f"{op.name!r} is no {role}"
 
 
-@_condition
+@condition
 def waits(env: Env, v: str, anchor: str) -> str | None:
     """An inserted value waits for that anchor now."""
     op = env.graph.producer(env.value(v))
@@ -199,7 +205,7 @@ def waits(env: Env, v: str, anchor: str) -> str | None:
     return f"{op.name!r} does not wait for {env.name(env.op(anchor))}"
 
 
-@_condition
+@condition
 def later(env: Env, new: str, old: str) -> str | None:
     """One operation comes after another."""
     a, b = env.op(old), env.op(new)
@@ -208,7 +214,7 @@ def later(env: Env, new: str, old: str) -> str | None:
     return f"{env.name(b)} does not come after {env.name(a)}"
 
 
-@_condition
+@condition
 def forward_uses(env: Env, uses: str) -> str | None:
     """All uses belong to the forward phase."""
     for use in env.uses(uses):
@@ -217,7 +223,7 @@ def forward_uses(env: Env, uses: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def ordered(env: Env, a: str, b: str) -> str | None:
     """The planned order runs the first of two operations before the second, in one frame."""
     first, second = env.op(a), env.op(b)
@@ -230,7 +236,7 @@ def ordered(env: Env, a: str, b: str) -> str | None:
     return f"{env.name(first)} is not planned to run before {env.name(second)}"
 
 
-@_condition
+@condition
 def shape_only(env: Env, s: str) -> str | None:
     """The operation looks at nothing but the shape of its inputs, and at the root frame's only."""
     op = env.graph.op(env.op(s))
@@ -241,7 +247,7 @@ def shape_only(env: Env, s: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def still_ordered(env: Env, s: str, readers: str) -> str | None:
     """What an operation waits for, its readers also wait for by another way."""
     graph, source = env.graph, env.op(s)
@@ -263,7 +269,7 @@ def still_ordered(env: Env, s: str, readers: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def reads(env: Env, op: str, v: str) -> str | None:
     """An operation reads a value."""
     if env.value(v) in env.graph.op(env.op(op)).inputs:
@@ -271,7 +277,7 @@ def reads(env: Env, op: str, v: str) -> str | None:
     return f"{env.name(env.op(op))} does not read {v}"
 
 
-@_condition
+@condition
 def siblings(env: Env, a: str, b: str) -> str | None:
     """Two operations read one value in common, and neither needs the other."""
     first, second = env.op(a), env.op(b)
@@ -283,7 +289,7 @@ def siblings(env: Env, a: str, b: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def together(env: Env, a: str, b: str) -> str | None:
     """Whatever is asked for, a run that needs b needs a as well: nothing is dragged into it."""
     first, second = env.op(a), env.op(b)
@@ -295,7 +301,7 @@ def together(env: Env, a: str, b: str) -> str | None:
 # what rules ensure --------------------------------------------------------------------------------
 
 
-@_condition
+@condition
 def same_type(env: Env, a: str, b: str) -> str | None:
     """Two values have one dtype and shape."""
     first, second = env.graph.value(env.value(a)), env.graph.value(env.value(b))
@@ -304,7 +310,7 @@ def same_type(env: Env, a: str, b: str) -> str | None:
     return f"{a} and {b} differ in type"
 
 
-@_condition
+@condition
 def partitioned(env: Env, v: str, w: str, uses: str) -> str | None:
     """The uses read w, and v keeps none of them."""
     for use in env.uses(uses):
@@ -313,7 +319,7 @@ def partitioned(env: Env, v: str, w: str, uses: str) -> str | None:
     return None
 
 
-@_condition
+@condition
 def acyclic(env: Env) -> str | None:
     """Every edge at what was touched agrees with the witness order, so no cycle can close."""
     for op_id in {use.op for use, _ in env.touched}:
@@ -323,7 +329,7 @@ def acyclic(env: Env) -> str | None:
     return None
 
 
-@_condition
+@condition
 def erases(env: Env) -> str | None:
     """Every touched use still reads, through copies and clones, what it read before."""
     for use, before in env.touched:

@@ -16,16 +16,20 @@ from tflms.graph.erase import original
 from tflms.graph.ir import Graph, Op, OpId, Use, ValueId
 from tflms.graph.names import inserted
 from tflms.graph.order import Phases, Reach
-from tflms.rewriting import conditions, ruleset
+from tflms.rewriting import replays, ruleset
 from tflms.rewriting.conditions import Env
 from tflms.rewriting.ruleset import Rule, Statement
 
 _log = logging.getLogger(__name__)
+_VOCABULARY = replays.VOCABULARY  # all of it: what computes again adds to the common conditions
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A rule and what its metavariables stand for: values, operations, tuples of uses."""
+    """A rule and what its metavariables stand for.
+
+    Values, operations, tuples of uses, and mappings from a value to what is read instead of it.
+    """
 
     rule: str
     bindings: Mapping[str, Any]
@@ -99,7 +103,7 @@ class Engine:
         refusal = self._mismatch(rule)
         for call in rule.requires:
             if refusal is None:
-                refusal = conditions.VOCABULARY[call.name](self._env, *call.args)
+                refusal = _VOCABULARY[call.name](self._env, *call.args)
         if refusal is not None:
             return self._refuse(rule, refusal)
         self._forget_rolled_back()
@@ -112,7 +116,7 @@ class Engine:
             self.graph.rollback(mark)
             raise
         for call in rule.ensures:
-            reason = conditions.VOCABULARY[call.name](self._env, *call.args)
+            reason = _VOCABULARY[call.name](self._env, *call.args)
             if reason is not None:
                 self.graph.rollback(mark)
                 raise InvariantError(f"rule {rule.name!r} does not ensure {call}: {reason}")
@@ -145,6 +149,8 @@ class Engine:
                 raise RuleError(f"rule {rule.name!r} is given no {name!r}")
             bound = given[name]
             bindings[name] = tuple(bound) if kind == "Uses" else bound
+            if kind == "Swaps":
+                bindings[name] = dict(bound)
             bindings[f"{name}!kind"] = kind
         self._env.bindings = bindings
         self._env.touched = []
@@ -156,7 +162,7 @@ class Engine:
                 culprits.append(self.graph.value_name(env.value(name)))
             elif kind == "Op":
                 culprits.append(self.graph.op(env.op(name)).name)
-            else:
+            elif kind == "Uses":
                 culprits += [self.graph.op(use.op).name for use in env.uses(name)]
         refusal = Refusal(rule.name, reason, tuple(dict.fromkeys(culprits)))
         self.refusals.append(refusal)
@@ -232,6 +238,8 @@ class Engine:
         role = "identity"
         if statement.host:
             role = "swap_in" if source.role == "swap_out" else "swap_out"
+        elif statement.after:
+            role = "seed"  # the first value of what is computed again
         root = graph.value(original(graph, value))
         op = graph.add(
             self._fresh(inserted(graph.op(root.op).name, root.index, role)),

@@ -23,7 +23,7 @@ from typing import Any
 
 from tflms.errors import RuleError
 
-KINDS = ("Value", "Uses", "Op")
+KINDS = ("Value", "Uses", "Op", "Swaps")
 _MAKE = re.compile(
     r"(?P<name>\w+) = (?P<type>\w+)\((?P<args>[\w., ]*)\)"
     r"(?: @(?P<place>\w+))?(?: after (?P<after>\w+))?"
