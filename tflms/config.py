@@ -14,7 +14,14 @@ from typing import Any
 from tflms import units
 from tflms.errors import ConfigError
 
-STRATEGIES = ("chain_rule", "direct_order", "auto", "none")
+SWAPPING = ("chain_rule", "direct_order", "auto", "none")
+# What recomputes: the optimum, its extension, and what they are compared with.
+CHECKPOINTING = (
+    "optimal_checkpointing", "drop_inputs", "save_all", "recompute_all", "periodic",
+    "best_periodic", "sqrt_n", "revolve", "revolve_heterogeneous",
+)  # fmt: skip
+WITHOUT_LIMIT = ("save_all", "recompute_all", "periodic")  # of these, what needs no limit
+STRATEGIES = SWAPPING + CHECKPOINTING
 MIN_SWAP_NBYTES = 64 * 1024  # a smaller transfer costs more in latency than it frees
 
 
@@ -84,6 +91,12 @@ class Config:
             self._set("strategy", "chain_rule" if self.memory_limit is None else "auto")
         if self.strategy not in STRATEGIES:
             raise ConfigError(_unknown("strategy", self.strategy, STRATEGIES))
+        limited = self.strategy in CHECKPOINTING and self.strategy not in WITHOUT_LIMIT
+        if limited and self.memory_limit is None:
+            raise ConfigError(
+                f"strategy {self.strategy!r} recomputes as much as a memory_limit asks for; set it "
+                "to the device's bytes, '8GiB', or a fraction such as 0.6 of the step's peak"
+            )
 
     def _set(self, key: str, value: Any) -> None:
         object.__setattr__(self, key, value)

@@ -11,7 +11,8 @@ from typing import Any
 
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tflms.config import Config
+from tflms.checkpointing import strategy as checkpointing
+from tflms.config import CHECKPOINTING, Config
 from tflms.errors import ConfigError, GraphError, HandBackError, InfeasibleError
 from tflms.graph import effects, erase, order
 from tflms.graph.ir import Graph, OpId, ValueId
@@ -22,7 +23,7 @@ from tflms.planning import cost, simulate
 from tflms.planning import plan as planning
 from tflms.planning.plan import Plan
 from tflms.planning.simulate import Timeline
-from tflms.report import Report, Swap
+from tflms.report import Recompute, Report, Swap
 from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
 from tflms.runtime import survival, write
@@ -124,6 +125,7 @@ class Proposal:
     engine: Engine
     swapped: list[swapping.Swapped]
     outcome: automatic.Outcome | None = None
+    checkpointed: checkpointing.Checkpointed | None = None
 
 
 def propose(job: Job) -> Proposal | str:
@@ -139,6 +141,8 @@ def propose(job: Job) -> Proposal | str:
         )
     if config.strategy == "auto":
         return _auto(job)
+    if config.strategy in CHECKPOINTING:
+        return _checkpointed(job)
     pairs = siblings.pairs(job.graph, job.phases)
     agreed = order.with_edges(job.graph, job.phases.order, pairs)
     if agreed is None:
@@ -162,6 +166,18 @@ def _auto(job: Job) -> Proposal | str:
         )
     outcome = automatic.run(job.graph, job.phases, job.config, costs_of(job), limit)
     return Proposal(outcome.engine, outcome.swapped, outcome)
+
+
+def _checkpointed(job: Job) -> Proposal | str:
+    """Recompute as a schedule says, and nothing where all fits."""
+    limit = None if job.config.memory_limit is None else limit_of(job)
+    if limit is not None and limit >= job.before.peak_bytes:
+        return (
+            f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is "
+            f"(predicted), memory_limit is {limit}"
+        )
+    done = checkpointing.run(job.graph, job.phases, job.config, costs_of(job), limit)
+    return Proposal(done.engine, [], checkpointed=done)
 
 
 def _replayed(job: Job, plan: Plan) -> Proposal | str:
@@ -271,7 +287,8 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     weights = job.weights()
     after = timeline_of(job, proposal)
     notes: tuple[str, ...] = ()
-    if not swapped and not (outcome and outcome.order_edges):
+    recomputed = checkpointing.recomputed_in(graph)
+    if not (swapped or recomputed or (outcome and outcome.order_edges)):
         notes = ("nothing was changed: no value has a late use with an anchor to wait for",)
     elif after.peak_bytes > job.before.peak_bytes:
         notes = (
@@ -293,6 +310,11 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     inserted = len(graph) - graph.original_ops
     swaps = tuple(_swap_record(job, s, weights) for s in swapped)
     report = _report(job, swaps, after, inserted, tuple(engine.refusals), ())
+    report.recomputes = tuple(
+        Recompute(graph.op(r.op).name, tuple(graph.op(c).name for c in r.clones),
+                  graph.op(r.anchor).name) for r in recomputed)  # fmt: skip
+    if proposal.checkpointed is not None:
+        report.notes = proposal.checkpointed.told()
     if outcome is not None:
         report.floor_bytes = outcome.floor.nbytes
         report.plain_seconds = after.seconds - after.stall_seconds  # by the same costs
@@ -339,7 +361,7 @@ def _report(
     graph, config = job.graph, job.config
     weights = job.weights()
     unknown = sorted({op.type for op in graph.ops() if not effects.of(op.type).known})
-    kept = (op for op in graph.ops() if op.role and not effects.takes_shape(op.type))
+    kept = (op for op in graph.ops() if op.role and op.role != "clone")
     names = [op.name for op in kept] if inserted else []
     report = Report(
         strategy=str(config.strategy),

@@ -11,7 +11,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from tflms.errors import HandBackError
-from tflms.graph import effects, erase, order
+from tflms.graph import erase, order
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.runtime import sessions
 from tflms.runtime.read import ReadGraph
@@ -158,8 +158,8 @@ class _Replay:
                 "T": attr_value_pb2.AttrValue(type=inputs[0].dtype.base_dtype.as_datatype_enum)
             }
             types = [inputs[0].dtype.base_dtype]
-        if self.keep and not effects.takes_shape(op.type):
-            attrs[KEEP] = _TRUE  # a shape may be folded into a constant: nothing is lost with it
+        if self.keep and op.role != "clone":
+            attrs[KEEP] = _TRUE  # clones are fused and folded just as what they repeat
         tf_op = tf_graph._create_op_internal(
             op.type, inputs, types, name=op.name + "/", attrs=attrs
         )

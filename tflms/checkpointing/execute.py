@@ -1,0 +1,184 @@
+"""Lets a training step execute a schedule: which clone is made, when, and who reads it.
+
+The first time that the schedule runs a stage, the user's own operations do it. Each later time is a
+*pass*: clones that read what the schedule keeps. They start from a copy of it that waits for the
+gradient behind which the schedule has them run. Clones are made only where somebody reads them: a
+pass that keeps a stage's output only leaves the rest out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tflms.checkpointing.chain import Chain
+from tflms.checkpointing.operations import Held, Item, Kind, Operation, replay
+from tflms.checkpointing.stages import Cut
+from tflms.errors import GraphError
+from tflms.graph import effects
+from tflms.graph.ir import Graph, OpId, Use, ValueId
+from tflms.rewriting.engine import Application, Applied, Engine, Refusal
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One run of one stage's forward; ``anchor`` is None for the first, the user's own."""
+
+    stage: int
+    anchor: OpId | None
+    source: _Pass | None
+    clones: dict[OpId, OpId] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """An operation that runs again: its clones and what the first of them waits for."""
+
+    op: OpId
+    clones: tuple[OpId, ...]
+    anchor: OpId
+
+
+def execute(engine: Engine, cut: Cut, chain: Chain, operations: Iterable[Operation]) -> None:
+    """Rewrite a step so that it executes a schedule, through the rules.
+
+    Args:
+        engine: for the graph that was cut.
+        cut: its stages.
+        chain: what they cost.
+        operations: the schedule.
+
+    Raises:
+        GraphError: a rule refuses a step.
+    """
+    _Executor(engine, cut).run(chain, operations)
+
+
+class _Executor:
+    def __init__(self, engine: Engine, cut: Cut) -> None:
+        self.engine, self.cut, self.graph = engine, cut, engine.graph
+        self.seeds: dict[tuple[ValueId, OpId], ValueId] = {}
+        self.reads: dict[int, dict[ValueId, list[Use]]] = {}
+        for ops in cut.forward:
+            for op in ops:
+                for value in self.graph.op(op).outputs:
+                    for reader, slot, stage in cut.late_uses(value):
+                        at = self.reads.setdefault(stage, {}).setdefault(value, [])
+                        at.append(Use(reader, slot))
+
+    def run(self, chain: Chain, operations: Iterable[Operation]) -> None:
+        holders: dict[Item, _Pass] = {}
+        began: set[int] = set()
+        anchor: OpId | None = None
+        for step in replay(chain, operations).steps:
+            kind, stage = step.operation
+            source = holders.get(step.source)
+            if kind is Kind.B:
+                self._backward(stage, holders[Item(Held.SAVED, stage)], source)
+                if stage > 1:
+                    anchor = self.cut.anchors[stage - 2]
+            else:
+                first = stage not in began
+                began.add(stage)
+                holders[step.produced] = _Pass(stage, None if first else anchor, source)
+            for item in step.released:
+                holders.pop(item, None)
+
+    def _backward(self, stage: int, own: _Pass, source: _Pass | None) -> None:
+        """Let the backward of a stage read what the last passes left."""
+        for value, uses in self.reads.get(stage, {}).items():
+            op = self.graph.value(value).op
+            behind = stage - self.cut.stage[op]
+            made = own if behind == 0 else source if behind == 1 else None
+            if made is None or made.anchor is None or op not in self.cut.repeatable:
+                continue
+            now = self._value(value, made)
+            late = tuple(uses)
+            self._apply("recompute_use", {"w": now, "late": late})
+
+    def _value(self, value: ValueId, made: _Pass) -> ValueId:
+        """What a pass has in place of a value."""
+        op = self.graph.value(value).op
+        if made.anchor is None or op not in self.cut.repeatable:
+            return value
+        return self.graph.op(self._clone(op, made)).outputs[self.graph.value(value).index]
+
+    def _clone(self, op_id: OpId, made: _Pass) -> OpId:
+        """Return the clone of an operation in a pass; make it, and what it reads, if need be."""
+        stack = [(op_id, made)]
+        while stack:
+            op_id, made = stack[-1]
+            if op_id in made.clones:
+                stack.pop()
+                continue
+            waiting = [
+                pair
+                for value in self.graph.op(op_id).inputs
+                if (pair := self._maker(value, made)) is not None and pair[0] not in pair[1].clones
+            ]
+            if waiting:
+                stack += waiting
+                continue
+            made.clones[op_id] = self._repeat(op_id, made)
+            stack.pop()
+        return made.clones[op_id]
+
+    def _maker(self, value: ValueId, made: _Pass) -> tuple[OpId, _Pass] | None:
+        """Which clone makes an input of a clone; None where it is no clone."""
+        op = self.graph.value(value).op
+        stage = self.cut.stage.get(op)
+        if stage is None or op not in self.cut.repeatable:
+            return None
+        if stage == made.stage:
+            return op, made
+        source = made.source
+        return (op, source) if source is not None and source.anchor is not None else None
+
+    def _repeat(self, op_id: OpId, made: _Pass) -> OpId:
+        graph = self.graph
+        assert made.anchor is not None
+        swapped: dict[ValueId, ValueId] = {}
+        for value in dict.fromkeys(graph.op(op_id).inputs):
+            maker = self._maker(value, made)
+            if maker is None:
+                if self.cut.phases.activation[value] and graph.value(value).is_tensor:
+                    swapped[value] = self._seed(value, made.anchor)
+                continue
+            op, other = maker
+            now = graph.op(other.clones[op]).outputs[graph.value(value).index]
+            late = other is not made and other.anchor != made.anchor
+            swapped[value] = self._seed(now, made.anchor) if late else now
+        applied = self._apply("recompute", {"f": op_id, "swapped": swapped})
+        return OpId(applied.made["c"])
+
+    def _seed(self, value: ValueId, anchor: OpId) -> ValueId:
+        """A copy of a value that waits for an anchor, made once."""
+        if (value, anchor) not in self.seeds:
+            applied = self._apply("replay_segment", {"v": value, "anchor": anchor})
+            self.seeds[value, anchor] = self.graph.op(OpId(applied.made["s"])).outputs[0]
+        return self.seeds[value, anchor]
+
+    def _apply(self, rule: str, bindings: Mapping[str, object]) -> Applied:
+        outcome = self.engine.apply(Application(rule, bindings))
+        if isinstance(outcome, Refusal):
+            raise GraphError(
+                f"recomputation is not possible here: rule {rule!r} refuses, {outcome.reason}"
+            )
+        return outcome
+
+
+def recomputed_in(graph: Graph) -> list[Recomputed]:
+    """Return the operations that run again in a rewritten graph; shape operations do not count."""
+    clones: dict[OpId, list[OpId]] = {}
+    for op in graph.ops():
+        if op.role == "clone" and op.origin is not None and not effects.takes_shape(op.type):
+            clones.setdefault(op.origin, []).append(op.id)
+    return [Recomputed(op, tuple(made), _start(graph, made[0])) for op, made in clones.items()]
+
+
+def _start(graph: Graph, op_id: OpId) -> OpId:
+    """What the seed of a clone waits for."""
+    op = graph.op(op_id)
+    while op.role != "seed":
+        op = next(o for v in op.inputs if (o := graph.producer(v)).role in ("seed", "clone"))
+    return op.controls[0]
