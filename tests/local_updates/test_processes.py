@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.local_updates.local_nets import data, digest
-from tests.local_updates.process_script import trainer_for
+from tests.local_updates.local_nets import digest
+from tests.local_updates.process_script import fit, trainer_for
 from tests.local_updates.throughput_script import chunked_net
 from tflms.errors import ConfigError
 from tflms.local_updates import ChunkError
@@ -29,81 +30,110 @@ ROOT = SCRIPT.parents[2]
 SECRET = "0123456789abcdef"
 
 
-def launch(first, *, arguments=None, queue_size=2, fault="none"):
+EQUAL = {
+    # In the first case chunk 2 is slow and the queues short: the others wait, nothing is lost. In
+    # the third one the processes start one after another.
+    "chunked,1,slow": "chunked",
+    "chunked,2,plain": "chunked",
+    "chunked,8,late": "chunked",
+    "overlapping,2,plain": "overlapping",
+    "backprop,2,plain": "backprop",
+}
+SAVED, RESUMED = "chunked,2,saved", "chunked,2,resumed"
+FAULTS = {
+    "chunked,2,exception": r"chunk 1 stopped at batch 2: ValueError: injected",
+    "chunked,2,nan": r"chunk \d stopped at batch \d: its loss is no number",
+    "chunked,2,other model": r"chunk 1 stopped before its first batch: its model, split",
+    "chunked,2,hang": r"chunk [12] stopped at batch \d: (no progress for 3 s|.*took no message)",
+    "chunked,2,frozen": r"chunk [12] stopped at batch \d: .*(not answer|no message|no progress)",
+    "chunked,2,killed": r"chunk 1 stopped at batch \d: .*gone",  # the last: a process less
+}
+
+
+def launch(chunks, script, *arguments, grace=30):
+    """Run a script as users do, and return how it ended."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tflms.commands.local_run", "--chunks", "3"]
-    command += ["--grace", "8" if fault == "hang" else "30"]
-    rest = arguments or ["chunked", str(queue_size), fault]
-    started = time.monotonic()
-    run = subprocess.run(
-        [*command, str(SCRIPT), str(first), *rest],
+    command = [sys.executable, "-m", "tflms", "local-run", "--chunks", str(chunks)]
+    command += ["--grace", str(grace)]
+    return subprocess.run(
+        [*command, str(script), *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=160,
         check=False,
     )
-    return run, time.monotonic() - started
 
 
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Per case, what each of three processes told; all cases run in one launch."""
+    result = tmp_path_factory.mktemp("processes") / "result"
+    run = launch(3, SCRIPT, result, *EQUAL, SAVED, RESUMED, *FAULTS)
+    found = {}
+    for index in range(3):
+        path = Path(f"{result}.{index}")
+        for line in path.read_text().splitlines() if path.exists() else []:
+            facts = json.loads(line)
+            found.setdefault(facts["case"], {})[index] = facts
+    missing = [case for case in [*EQUAL, SAVED, RESUMED, *FAULTS] if case not in found]
+    assert not missing, run.stdout + run.stderr[-3000:]
+    return {**found, "status": run.returncode}
+
+
+@functools.cache
 def fused(method):
-    x, y = data()
     trainer = trainer_for("fused", method, 2)
-    keras.utils.set_random_seed(2)
-    weights = np.ones(len(x), "float32")
-    history = trainer.fit(
-        x, y, sample_weight=weights, epochs=2, batch_size=32, verbose=0, validation_data=(x, y)
-    )
+    history = fit(trainer)
     return digest(trainer), history.history
 
 
-def test_three_processes_train_as_one_graph_does_bit_for_bit(tmp_path):
-    # In the first case chunk 2 is slow and the queues short: the others wait, nothing is lost.
-    cases = [("chunked", 1), ("chunked", 2), ("chunked", 8), ("overlapping", 2)]
-    text = "/".join(f"{method},{size}" for method, size in cases)
-    run, _ = launch("several", arguments=[str(tmp_path / "result"), text])
-    assert run.returncode == 0, run.stderr[-2000:]
-    found = json.loads((tmp_path / "result").read_text())
-    expected = {method: fused(method) for method in ("chunked", "overlapping")}
-    for (method, _), (digest_, history, _) in zip(cases, found, strict=True):
-        assert (digest_, history) == expected[method]
+@pytest.mark.parametrize("case", EQUAL)
+def test_three_processes_train_as_one_graph_does_bit_for_bit(outcomes, case):
+    first, *others = [outcomes[case][index] for index in range(3)]
+    assert (first["digest"], first["history"]) == fused(EQUAL[case])
+    assert all(other["served"] for other in others)
+    assert "ConfigError" in first["again"] and "have ended" in first["again"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "names"),
-    [
-        ("killed", r"chunk 1 stopped at batch \d: .*gone"),
-        ("exception", r"chunk 1 stopped at batch 2: ValueError: injected"),
-        ("hang", r"chunk [12] stopped at batch \d: no progress for 8 s|took no message"),
-        ("other model", r"chunk 1 stopped before its first batch: its model, split or settings"),
-    ],
-)
-def test_a_fault_ends_every_process_with_an_error_that_names_chunk_and_batch(
-    tmp_path, fault, names
-):
-    run, seconds = launch(tmp_path / "result", fault=fault)
-    assert run.returncode != 0
-    assert not (tmp_path / "result").exists()
-    told = re.findall(r"ERROR IN CHUNK (\d): ChunkError: (.*)", run.stdout)
-    survivors = {0, 2} if fault in ("killed", "hang") else {0, 1, 2}
-    assert {int(index) for index, _ in told} == survivors, run.stdout + run.stderr[-2000:]
-    assert all(re.search(names, text) for _, text in told), told
-    assert seconds < 60
+def test_a_run_of_processes_resumed_within_an_epoch_equals_an_uninterrupted_one(outcomes):
+    whole, resumed = outcomes[SAVED][0], outcomes[RESUMED][0]
+    assert resumed["digest"] == whole["digest"]
+    last = {name: values[-1:] for name, values in whole["history"].items()}
+    assert {name: values[-1:] for name, values in resumed["history"].items()} == last
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_fault_ends_every_process_with_an_error_that_names_chunk_and_batch(outcomes, case):
+    told = outcomes[case]
+    assert set(told) == ({0, 2} if case.endswith("killed") else {0, 1, 2})
+    for index, facts in told.items():
+        assert facts["kind"] == "error", facts
+        if index != 1 and "nan" not in case:
+            assert facts["chunk"] == 1, facts  # a frozen process itself blames whom it left waiting
+        assert re.search(FAULTS[case], facts["error"]), facts
+        assert facts["seconds"] < 15
+    assert outcomes["status"] != 0  # one was killed
+
+
+def test_local_run_ends_processes_that_are_stuck_after_another_has_failed(tmp_path):
+    script = tmp_path / "stuck.py"
+    script.write_text(
+        "import json, os, sys, time\n"
+        "index = json.loads(os.environ['TFLMS_CLUSTER'])['task']['index']\n"
+        "sys.exit(7) if index else time.sleep(100)\n"
+    )
+    started = time.monotonic()
+    assert launch(2, script, grace=0.5).returncode == 7
+    assert time.monotonic() - started < 30
 
 
 def test_a_cut_carries_half_the_bytes_of_pipelined_backpropagation(tmp_path):
     # Both counted on packed messages with headers and labels: over real processes here, the rival
     # over the same format. 1 MiB of activations a batch.
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
     script = SCRIPT.with_name("throughput_script.py")
-    command = [sys.executable, "-m", "tflms.commands.local_run", "--chunks", "2", str(script)]
-    subprocess.run(
-        [*command, str(tmp_path / "result"), "two", "256", "4", "1"],
-        env=environment,
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
+    run = launch(2, script, tmp_path / "result", "two", 256, 4, 1)
+    assert run.returncode == 0, run.stderr[-2000:]
     local = json.loads((tmp_path / "result").read_text())["wire_bytes"]
     model, plan = chunked_net(256)
     rival = PipelineTrainer(model, plan, micro_batches=4)

@@ -23,7 +23,8 @@ WIDTH = 1024
 def chunked_net(batch_size):
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(WIDTH, activation="relu", name=f"dense_{i}") for i in range(8)]
-    model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(10)])
+    last = keras.layers.Dense(10, name="logits")
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers, last])
     return model, split(model, at=["dense_3"], batch_size=batch_size)
 
 

@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     ports = _free_ports(args.chunks, args.host, args.port)
     addresses = [f"{args.host}:{port}" for port in ports]
     secret = secrets.token_hex(16)
-    processes = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes end, too
+    processes: list[subprocess.Popen[bytes]] = []
     for index in range(args.chunks):
         environment = {
             **os.environ,
@@ -119,7 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and run; what ``python -m tflms.commands.local_run`` calls."""
     parser = argparse.ArgumentParser(prog="python -m tflms local-run", description=__doc__)
     add_arguments(parser)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return run(parser.parse_args(arguments))
 
 

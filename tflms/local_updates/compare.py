@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tflms.local_updates.cost import step_cost
-from tflms.local_updates.split import split
+from tflms.local_updates.splitting import split
 from tflms.local_updates.study import training_losses
 from tflms.local_updates.trainer import LocalTrainer
 from tflms.units import format_bytes

@@ -12,12 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflms.errors import ConfigError
 from tflms.local_updates.assembly import exits_of
 from tflms.local_updates.channels import Channel, pack, unpack
 from tflms.local_updates.cluster import Cluster, read_cluster
 from tflms.local_updates.failure import ChunkError
 from tflms.local_updates.pipe import PipeRuntime
-from tflms.local_updates.wire import Gate, Peer, is_open
+from tflms.local_updates.wire import Gate, Peer, State, is_open
 from tflms.local_updates.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -54,39 +55,47 @@ class ProcessesRuntime(PipeRuntime):
 
     def open(self, dtypes: list[Any]) -> Channel:
         """Connect to the other processes and start this chunk beside ``fit``."""
-        del dtypes  # packed messages carry their own
-        front = self._start()
-        thread = threading.Thread(target=self._work, name=f"chunk-{self.index}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            front = self._start(dtypes)
+        except ChunkError as error:
+            self.fail(error)
+            self.end()
+            self.raise_failure()
+        self._run_thread(self._work, f"chunk-{self.index}")
         return front
 
-    def _start(self) -> Channel:
-        """Listen, connect, and make this chunk's worker; return the queue in front of it."""
+    def _start(self, dtypes: list[Any] | None = None) -> Channel:
+        """Listen, connect, and make this chunk's worker; return the queue in front of it.
+
+        Args:
+            dtypes: what chunk 0 is fed with; its input stays in the process and is not packed.
+        """
         trainer, index = self.trainer, self.index
         stage = trainer.stages[index]
         last = index == len(trainer.stages) - 1
-        inbox = Channel(trainer.queue_size)
+        inbox = Channel(trainer.queue_size, dtypes)
         outbox = None if last else Channel(1)
         later = None if last else trainer.stages[index + 1]
         back_in = (
             Channel(1 + len(later.windows)) if later is not None and later.sends_back else None
         )
         back_out = Channel(1) if stage.sends_back else None
-        self._channels = {"forward": inbox, "report": Channel(_MANY), "fault": Channel(_MANY)}
+        self._channels = {"report": Channel(_MANY), "fault": Channel(_MANY)}
+        if index:
+            self._channels["forward"] = inbox
         if back_in is not None:
             self._channels["back"] = back_in
-        if self._gate is None:
-            self._gate = Gate(self.cluster, self._channels)
+        self._gate = Gate(self.cluster, self._channels)
         self._run_thread(self._listen, "chunk-faults")
         self.peers = {
             other: Peer(self.cluster, other, timeout=trainer.timeout)
             for other in range(len(trainer.stages))
             if other != index
         }
-        needed = [*([] if last else [index + 1]), *([index - 1] if index else []), 0]
+        everyone = range(1, len(trainer.stages))
+        needed = everyone if index == 0 else [*([] if last else [index + 1]), index - 1, 0]
         for other in dict.fromkeys(other for other in needed if other != index):
-            self.peers[other].connect()
+            self.peers[other].connect(given_up=lambda: self.failed)
         hello = {
             "kind": "hello",
             "chunk": index,
@@ -217,29 +226,33 @@ class ProcessesRuntime(PipeRuntime):
         self.fail(ChunkError(facts["reason"], chunk=facts["chunk"], batch=facts["batch"]))
 
     def _watch(self) -> None:
-        """Notice peers that are gone and a chunk that makes no progress."""
-        gone_since: dict[int, float] = {}
+        """Notice peers that are gone or frozen, and a chunk that makes no progress."""
+        missed_since: dict[int, float] = {}
         watched = range(1, len(self.trainer.stages)) if self.index == 0 else (self.index - 1, 0)
         while not self._over.wait(_WATCH_SECONDS):
             worker = self.worker
             if worker is None:
                 continue
-            now = time.monotonic()
             busy = worker.busy_since
-            if busy is not None and now - busy > self.trainer.timeout:
+            if busy is not None and time.monotonic() - busy > self.trainer.timeout:
                 reason = f"no progress for {self.trainer.timeout:g} s (timeout=)"
                 self.fail(ChunkError(reason, chunk=self.index, batch=worker.batches))
                 return
             for other in dict.fromkeys(watched):
                 if other == self.index or other in self._closed or worker.closing.is_set():
                     continue
-                if is_open(self.peers[other].address):
-                    gone_since.pop(other, None)
+                peer = self.peers[other]
+                now = time.monotonic()
+                state = peer.state()
+                if state is State.ANSWERS:
+                    missed_since.pop(other, None)
                     continue
-                since = gone_since.setdefault(other, now)
-                # What the peer sent before it ended is still served: it may be a close token.
-                if now - since > 2 * _WATCH_SECONDS and worker.inbox.size() == 0 and busy is None:
-                    reason = f"its process at {self.peers[other].address} is gone"
+                missed = time.monotonic() - missed_since.setdefault(other, now)
+                # What a peer sent before it ended is still served: it may be a close token.
+                idle = worker.inbox.size() == 0 and worker.busy_since is None
+                gone = state is State.GONE and missed > 2 * _WATCH_SECONDS and idle
+                if gone or missed > self.trainer.timeout:
+                    reason = f"its process at {peer.address} {state.value}"
                     self.fail(ChunkError(reason, chunk=other, batch=worker.batches))
                     return
 
@@ -268,7 +281,8 @@ class ProcessesRuntime(PipeRuntime):
         for channel in self._channels.values():
             channel.close()
         if self.worker is not None:
-            for queue in (self.worker.outbox, self.worker.back_out, self.worker.back_in):
+            worker = self.worker
+            for queue in (worker.inbox, worker.outbox, worker.back_out, worker.back_in):
                 if queue is not None:
                     queue.close()
 
@@ -286,6 +300,12 @@ class ProcessesRuntime(PipeRuntime):
     @contextmanager
     def session(self, name: str) -> Iterator[None]:
         """Surround ``fit``; outside chunk 0 the process serves the run instead, and ends."""
+        if name == "fit" and self._gate is not None:
+            raise ConfigError(
+                "fit() once per trainer in runtime='processes': the other chunks' processes have "
+                "ended with the first call; give it all epochs, or start the script again "
+                "(resume= goes on from a checkpoint)"
+            )
         if name == "fit" and self.index != 0:
             self._serve()
             raise SystemExit(0)
@@ -300,7 +320,7 @@ class ProcessesRuntime(PipeRuntime):
             self.raise_failure()
         except ChunkError as error:
             self.fail(error)
-            raise
+            self.raise_failure()  # what another process told before counts more
         except ConnectionError as problem:
             self.raise_failure(wait=True)  # the peer has refused because it knows of a failure
             raise ChunkError(str(problem), chunk=0, batch=None) from problem

@@ -24,7 +24,7 @@ from tflms.local_updates.optimizers import (
 from tflms.local_updates.plan import SplitPlan
 from tflms.local_updates.resuming import Resuming
 from tflms.local_updates.runtimes import make_runtime
-from tflms.local_updates.split import split
+from tflms.local_updates.splitting import split
 from tflms.local_updates.stage import Exit, examples_in
 from tflms.local_updates.sweep import Sweep
 from tflms.local_updates.windows import windows_of

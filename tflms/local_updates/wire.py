@@ -7,10 +7,15 @@ alone, and every call must carry the run's secret.
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import tensorflow as tf
@@ -19,19 +24,38 @@ from tflms.local_updates.channels import Channel
 from tflms.local_updates.cluster import Cluster
 from tflms.local_updates.failure import ChunkError
 
+_LOG = logging.getLogger(__name__)
 _TAKEN, _STRANGER = 1, 0
+_NUMBERS = itertools.count()
 _PROBE_SECONDS = 1.0
-_PIECE_BYTES = 2**21  # gRPC refuses calls over 4 MiB; header and frame need room too
+_PAUSE_SECONDS = 0.1
+_ANSWER_SECONDS = 5.0  # for one try to connect
+_PIECE_BYTES = 7 * 2**19  # 3.5 MiB: gRPC refuses calls over 4 MiB, header and frame included
+
+
+class State(Enum):
+    """What a look at another process finds."""
+
+    ANSWERS = "answers"
+    SILENT = "does not answer"
+    GONE = "is gone"
+
+
+def probe(address: str) -> State:
+    """Return whether something takes connections at an address, or the machine refuses them."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
+    except ConnectionRefusedError:
+        return State.GONE
+    except OSError:
+        return State.SILENT
+    return State.ANSWERS
 
 
 def is_open(address: str) -> bool:
     """Whether something listens at an address."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    return probe(address) is State.ANSWERS
 
 
 class Gate:
@@ -51,7 +75,9 @@ class Gate:
                 batch=None,
             )
         self._server = tf.distribute.experimental.rpc.Server.create("grpc", address)
-        self._kept: list[Any] = []  # the server does not keep its functions alive
+        alive = _alive(cluster.secret)
+        self._server.register("alive", alive)
+        self._kept: list[Any] = [alive]  # the server does not keep its functions alive
         for name, channel in sorted(channels.items()):
             for sender in range(len(cluster.addresses)):
                 if sender != cluster.index:
@@ -59,6 +85,17 @@ class Gate:
                     self._kept.append(entry)
                     self._server.register(f"{name}_{sender}", entry.push)
         self._server.start()
+
+
+def _alive(secret: str) -> Any:
+    """Return a function that tells those who know the secret that this process runs."""
+    expected = tf.constant(secret)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec((), tf.string)])
+    def alive(given: Any) -> Any:
+        return tf.where(tf.equal(given, expected), _TAKEN, _STRANGER)
+
+    return alive
 
 
 class _Entry:
@@ -138,29 +175,53 @@ class Peer:
         self._lock = threading.Lock()
         self._client: Any = None
 
-    def connect(self) -> None:
+    def connect(self, *, given_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until the peer listens, then connect.
 
+        Args:
+            given_up: asked again and again; true ends the waiting.
+
         Raises:
-            ChunkError: it does not listen within the timeout.
+            ChunkError: it does not listen, or does not answer, within the timeout.
         """
         limit = time.monotonic() + self._timeout
-        # A client made for a closed port hangs inside TensorFlow: look first.
-        while not is_open(self.address):
-            if time.monotonic() > limit:
+        trouble = f"nothing listens at {self.address}"
+        while True:
+            # A client made for a closed port hangs inside TensorFlow: look first.
+            if is_open(self.address):
+                try:
+                    self._client = self._new_client()
+                    return
+                except tf.errors.OpError as problem:  # it may be starting, or ending
+                    trouble = f"what listens at {self.address} is no chunk's process"
+                    _LOG.debug("chunk %d does not answer: %s", self.index, problem)
+            if given_up() or time.monotonic() > limit:
                 raise ChunkError(
-                    f"nothing listens at {self.address} after {self._timeout:g} s; start that "
-                    "chunk's process, or correct its address",
+                    f"{trouble} after {self._timeout:g} s; start that chunk's process, or correct "
+                    "its address",
                     chunk=self.index,
                     batch=None,
                 )
-            time.sleep(0.1)
-        self._client = tf.distribute.experimental.rpc.Client.create(
+            time.sleep(_PAUSE_SECONDS)
+
+    def _new_client(self) -> Any:
+        return tf.distribute.experimental.rpc.Client.create(
             "grpc",
             address=self.address,
-            name=f"to_chunk_{self.index}",
-            timeout_in_ms=int(self._timeout * 1000),
+            # TensorFlow keeps clients by name: one that is made anew under a name in use, and then
+            # dropped, takes the other one away under a running call.
+            name=f"to_chunk_{self.index}_{next(_NUMBERS)}",
+            timeout_in_ms=int(min(_ANSWER_SECONDS, self._timeout) * 1000),
         )
+
+    def state(self) -> State:
+        """Look at the connected peer: a frozen process still takes connections, but no calls."""
+        found = probe(self.address)
+        if found is not State.ANSWERS or self._client is None:
+            return found
+        secret = tf.constant(self._cluster.secret)
+        answer = self._call("alive", secret, seconds=min(_ANSWER_SECONDS, self._timeout))
+        return State.SILENT if answer.code else State.ANSWERS
 
     def push(self, channel: str, header: Any, payload: Any) -> None:
         """Append a message to one of the peer's channels; waits while it is full.
@@ -168,30 +229,53 @@ class Peer:
         Raises:
             ConnectionError: the peer refused the message, is gone, or did not take it in time.
         """
-        parts = list(payload.numpy())
-        call = getattr(self._client, f"{channel}_{self._cluster.index}")
-        groups = in_pieces(parts)
+        name = f"{channel}_{self._cluster.index}"
+        secret = tf.constant(self._cluster.secret)
+        sizes = tf.strings.length(payload).numpy()
+        count = len(sizes)
+        if sizes.sum() <= _PIECE_BYTES:
+            with self._lock:
+                self._taken(name, secret, header, payload, tf.range(count), tf.constant(count))
+            self.bytes_out += len(header.numpy()) + int(sizes.sum())
+            return
+        groups = in_pieces(list(payload.numpy()))
         with self._lock:
             for number, group in enumerate(groups):
                 last = number == len(groups) - 1
-                result = call(
-                    tf.constant(self._cluster.secret),
+                self._taken(
+                    name,
+                    secret,
                     header,
                     tf.constant([piece for _, piece in group]),
                     tf.constant([position for position, _ in group], tf.int32),
-                    tf.constant(len(parts) if last else 0),
+                    tf.constant(count if last else 0),
                 )
-                self._check(result)
-        self.bytes_out += len(header.numpy()) * len(groups) + sum(len(part) for part in parts)
+        self.bytes_out += len(header.numpy()) * len(groups) + int(sizes.sum())
 
-    def _check(self, result: Any) -> None:
-        if not bool(result.is_ok()):
-            code, text = result.get_error()
-            raise ConnectionError(_told(int(code), text.numpy().decode(), self))
-        if int(result.get_value()) != _TAKEN:
+    def _taken(self, name: str, *arguments: Any) -> None:
+        answer = self._call(name, *arguments, seconds=self._timeout)
+        if answer.code:
+            raise ConnectionError(_told(answer, self))
+        if answer.value != _TAKEN:
             raise ConnectionError(
                 f"the process at {self.address} does not share our secret: wrong cluster?"
             )
+
+    def _call(self, name: str, *arguments: Any, seconds: float) -> _Answer:
+        """Call a function of the peer, wait, and return what came of it.
+
+        TensorFlow's result object frees itself by an operation. It must go here: if an exception
+        kept it and the garbage collector met it while some graph is traced, the process would stop
+        for good in a lock of TensorFlow's.
+        """
+        result = getattr(self._client, name)(*arguments, timeout_in_ms=int(seconds * 1000))
+        try:
+            if bool(result.is_ok()):
+                return _Answer(0, "", int(result.get_value()))
+            code, text = result.get_error()
+            return _Answer(int(code), text.numpy().decode(), _STRANGER)
+        finally:
+            del result
 
     def tell(self, channel: str, facts: dict[str, Any], payload: Any | None = None) -> None:
         """Push a header of facts, with a packed payload if given."""
@@ -199,10 +283,18 @@ class Peer:
         self.push(channel, tf.constant(json.dumps(facts)), empty if payload is None else payload)
 
 
-def _told(code: int, text: str, peer: Peer) -> str:
-    deadline = tf.errors.DEADLINE_EXCEEDED
-    if code == deadline or "Deadline" in text:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """TensorFlow's error code (0: none) and text, and the value that the peer returned."""
+
+    code: int
+    text: str
+    value: int
+
+
+def _told(answer: _Answer, peer: Peer) -> str:
+    if answer.code == tf.errors.DEADLINE_EXCEEDED or "Deadline" in answer.text:
         return f"the process at {peer.address} took no message for {peer._timeout:g} s"
-    if code == tf.errors.UNAVAILABLE:
+    if answer.code == tf.errors.UNAVAILABLE:
         return f"the process at {peer.address} is gone"
-    return f"the process at {peer.address} refused a message: {text.splitlines()[0][:200]}"
+    return f"the process at {peer.address} refused a message: {answer.text.splitlines()[0][:200]}"
