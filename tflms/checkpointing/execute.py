@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tflms.checkpointing.chain import Chain
 from tflms.checkpointing.operations import Held, Item, Kind, Operation, replay
 from tflms.checkpointing.stages import Cut
+from tflms.checkpointing.turns import signals, watched
 from tflms.errors import GraphError
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, Use, ValueId
@@ -58,6 +59,7 @@ class _Executor:
     def __init__(self, engine: Engine, cut: Cut) -> None:
         self.engine, self.cut, self.graph = engine, cut, engine.graph
         self.seeds: dict[tuple[ValueId, OpId], ValueId] = {}
+        self.copies: dict[OpId, OpId] = {}
         self.reads: dict[int, dict[ValueId, list[Use]]] = {}
         for ops in cut.forward:
             for op in ops:
@@ -76,7 +78,7 @@ class _Executor:
             if kind is Kind.B:
                 self._backward(stage, holders[Item(Held.SAVED, stage)], source)
                 if stage > 1:
-                    anchor = self.cut.anchors[stage - 2]
+                    anchor = self._anchor(self.cut.anchors[stage - 2])
             else:
                 first = stage not in began
                 began.add(stage)
@@ -95,6 +97,15 @@ class _Executor:
             now = self._value(value, made)
             late = tuple(uses)
             self._apply("recompute_use", {"w": now, "late": late})
+
+    def _anchor(self, op: OpId) -> OpId:
+        """What is waited for: a gradient, or the copy of one that TensorFlow might fold or fuse."""
+        value = None if signals(self.graph, op) else watched(self.graph, op)
+        if value is None:
+            return op
+        if op not in self.copies:
+            self.copies[op] = OpId(self._apply("recompute_anchor", {"v": value}).made["i"])
+        return self.copies[op]
 
     def _value(self, value: ValueId, made: _Pass) -> ValueId:
         """What a pass has in place of a value."""
@@ -181,4 +192,5 @@ def _start(graph: Graph, op_id: OpId) -> OpId:
     op = graph.op(op_id)
     while op.role != "seed":
         op = next(o for v in op.inputs if (o := graph.producer(v)).role in ("seed", "clone"))
-    return op.controls[0]
+    anchor = graph.op(op.controls[0])
+    return graph.value(anchor.inputs[0]).op if anchor.role else anchor.id

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from tflms.checkpointing.gradients import Spine, find_spine
+from tflms.checkpointing.turns import find_turns, single_output, usable
 from tflms.errors import GraphError
 from tflms.graph import effects, variables
 from tflms.graph.ir import Graph, OpId, ValueId
@@ -23,12 +24,6 @@ from tflms.graph.order import Phases
 
 MOST_STAGES = 340  # the solver takes seconds for so many
 _ROOT, _END = OpId(-1), OpId(-2)
-# Operations whose gradient reads their output: its last late reader belongs to their own stage.
-_GRADIENT_READS_OUTPUT_NAMES = """
-    Relu Relu6 Elu Selu Tanh Sigmoid Softmax LogSoftmax Exp Sqrt Rsqrt Reciprocal Inv MaxPool
-    MaxPoolV2 MaxPool3D Max Min Prod SegmentMax SegmentMin Cholesky MatrixInverse
-"""
-_GRADIENT_READS_OUTPUT = frozenset(_GRADIENT_READS_OUTPUT_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +95,10 @@ def cut(graph: Graph, phases: Phases, *, most_stages: int = MOST_STAGES) -> Cut:
     points, index = _articulation(graph, path)
     late = [o for o in phases.order if phases.step[o] and not phases.forward[o]]
     spine = find_spine(graph, late, index)
-    base = 0 if _reads_data(graph, phases, spine, index) else spine.lowest - 1
+    base = _frozen(graph, phases, spine, index, points)
     index = {op: i for op, i in index.items() if i > base}
     index |= _derived(graph, phases, late, spine, index, points)
-    chosen, turns = _turns(graph, phases, points, index, spine, base)
+    chosen, turns = find_turns(graph, phases, points, index, spine, base)
     if not chosen:
         raise GraphError(
             "this step is no chain: no value that the backward phase reads again has all of the "
@@ -201,8 +196,32 @@ def _derived(
     return {op: number for op, number in found.items() if op in read}
 
 
+def _frozen(
+    graph: Graph,
+    phases: Phases,
+    spine: Spine,
+    index: Mapping[OpId, int],
+    points: Sequence[OpId],
+) -> int:
+    """Return the number of the point up to which layers are frozen: its value is the data then.
+
+    Frozen layers have no gradients, so the first value that gradients read is their result, unless
+    the last gradients read the data itself.
+    """
+    point = points[spine.lowest - 1] if spine.lowest <= len(points) else None
+    readers = {
+        op
+        for op, number in index.items()
+        if number == spine.lowest
+        for value in graph.op(op).outputs
+        if any(use.op in spine.place for use in graph.uses(value))
+    }
+    trained = readers != {point} or _reads_data(graph, phases, spine, index)
+    return 0 if trained else spine.lowest
+
+
 def _reads_data(graph: Graph, phases: Phases, spine: Spine, index: Mapping[OpId, int]) -> bool:
-    """Tell whether the last gradients read the data: then the first layer is trained."""
+    """Tell whether the last gradients read the data."""
     end = len(spine.ops) - 1
     return any(
         phases.activation[v]
@@ -212,112 +231,6 @@ def _reads_data(graph: Graph, phases: Phases, spine: Spine, index: Mapping[OpId,
         if spine.place.get(op) == end
         for v in graph.op(op).inputs
     )
-
-
-def _turns(
-    graph: Graph,
-    phases: Phases,
-    points: Sequence[OpId],
-    index: Mapping[OpId, int],
-    spine: Spine,
-    base: int,
-) -> tuple[list[int], list[int]]:
-    """Choose articulation points whose total gradient is on the spine; both by number."""
-    count = len(points)
-    latest = [-1] * (count + 2)  # per interval: the last place on the spine that a reader needs
-    soonest = [len(spine.ops)] * (count + 2)  # and the first behind which all of them come
-    at_point = [-1] * (count + 2)
-    last_on = [-1] * (count + 2)  # of the point's own value: the deepest reader on the spine
-    read = [False] * (count + 2)
-    own = {op: number for number, op in enumerate(points, start=1)}
-    soonest_point = list(soonest)
-    for op_id, number in index.items():
-        for value in graph.op(op_id).outputs:
-            for use in graph.uses(value):
-                if effects.takes_shape(graph.op(use.op).type):
-                    continue
-                read[number] |= use.op in index and not phases.forward[use.op] and op_id in own
-                held, needs = spine.before(use.op), spine.place.get(use.op)
-                if held is None or needs is None:
-                    continue
-                if op_id in own:
-                    read[number] = True
-                    at_point[number] = max(at_point[number], needs)
-                    soonest_point[number] = min(soonest_point[number], held)
-                    if spine.holds(use.op):
-                        last_on[number] = max(last_on[number], held)
-                else:
-                    latest[number] = max(latest[number], needs)
-                    soonest[number] = min(soonest[number], held)
-    first: list[int] = [len(spine.ops)]  # soonest of all that lies below a point
-    for number in range(1, count + 1):
-        before = first[-1] if number == 1 else min(first[-1], soonest_point[number - 1])
-        first.append(min(before, soonest[number]))
-    chosen: list[int] = []
-    turns: list[int] = []
-    signals = [place for place, op in enumerate(spine.ops) if _signals(graph, phases, op)]
-    beyond, previous = latest[count + 1], -1
-    for number in range(count, base, -1):
-        op = graph.op(points[number - 1])
-        reads_output = op.type in _GRADIENT_READS_OUTPUT and last_on[number] >= 0
-        low = max(previous + 1, beyond, -1 if reads_output else at_point[number])
-        high = min(first[number], last_on[number] if reads_output else len(spine.ops))
-        output = _single_output(graph, phases, points[number - 1], index)
-        if output is not None and number < count and read[number] and low <= high:
-            high = min(high, len(spine.ops) - 1)
-            turn = _pick(graph, spine, output, low, high, reads_output)
-            if turn is not None:  # rather a little later, where something can wait for it
-                turn = next((place for place in signals if turn <= place <= high), turn)
-            if turn is not None and signals and signals[0] <= turn:
-                chosen.append(number)
-                turns.append(turn)
-                previous = turn
-        beyond = max(beyond, latest[number], at_point[number])
-    return chosen[::-1], turns[::-1]
-
-
-def _signals(graph: Graph, phases: Phases, op_id: OpId) -> bool:
-    """Tell whether others may wait for a gradient, without a change of any number."""
-    op = graph.op(op_id)
-    readers = (graph.op(u.op).type for v in op.outputs for u in graph.uses(v))
-    if op.frame or phases.guard[op_id] or not effects.signals(op.type, readers):
-        return False
-    return any(phases.activation[v] and graph.value(v).shape != () for v in op.outputs)
-
-
-def _single_output(
-    graph: Graph, phases: Phases, op: OpId, index: Mapping[OpId, int]
-) -> ValueId | None:
-    """The only value of an operation that the forward phase goes on with, a plain real tensor."""
-    readers = [
-        v
-        for v in graph.op(op).outputs
-        if any(use.op in index and phases.forward[use.op] for use in graph.uses(v))
-    ]
-    if len(readers) != 1:
-        return None
-    v = graph.value(readers[0])
-    real = v.dtype in ("f32", "f16", "bf16", "f64") and v.shape != ()
-    return readers[0] if real else None
-
-
-def _pick(
-    graph: Graph, spine: Spine, value: ValueId, low: int, high: int, last: bool
-) -> int | None:
-    """The place on the spine where the gradient of a value is most likely complete."""
-    v = graph.value(value)
-    places = range(high, low - 1, -1) if last else range(low, high + 1)
-    for place in places:
-        for found in map(graph.value, graph.op(spine.ops[place]).outputs):
-            if found.dtype == v.dtype and _alike(found.shape, v.shape):
-                return place
-    return low if low <= high else None
-
-
-def _alike(a: tuple[int | None, ...] | None, b: tuple[int | None, ...] | None) -> bool:
-    if a is None or b is None:
-        return True
-    return len(a) == len(b) and all(m is None or n is None or m == n for m, n in zip(a, b))  # noqa: B905
 
 
 def _fewer(chosen: list[int], turns: list[int], most: int) -> tuple[list[int], list[int]]:
@@ -349,7 +262,7 @@ def _assemble(
         stage=stage,
         forward=tuple(map(tuple, forward)),
         outputs=tuple(
-            _must(_single_output(graph, phases, points[number - 1], index)) for number in chosen
+            _must(single_output(graph, phases, points[number - 1], index)) for number in chosen
         ),
         inputs=tuple(_inputs(graph, phases, stage)),
         repeatable=frozenset(op for op in stage if _repeatable(graph, phases, op)),
@@ -368,7 +281,7 @@ def _assemble(
 
 def _anchor(graph: Graph, phases: Phases, spine: Spine, turn: int) -> OpId:
     """The last gradient up to a place on the spine that others may wait for."""
-    return next(op for op in reversed(spine.ops[: turn + 1]) if _signals(graph, phases, op))
+    return next(op for op in reversed(spine.ops[: turn + 1]) if usable(graph, phases, op))
 
 
 def _must(value: ValueId | None) -> ValueId:

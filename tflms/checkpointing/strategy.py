@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tflms import units
-from tflms.checkpointing import optimal, rivals
+from tflms.checkpointing import guard, optimal, rivals
 from tflms.checkpointing.chain import Chain
 from tflms.checkpointing.execute import execute
 from tflms.checkpointing.execute import recomputed_in as recomputed_in
@@ -108,6 +108,7 @@ class _Search:
         self.engine = Engine(graph, phases, host_device=config.host_device, order=self._order())
         shapes.run(self.engine)
         self.mark = len(graph.journal)
+        self.readers = guard.readers(graph, sorted(self.cut.stage))
         weights = sizes(graph, device=config.device, batch_size=config.batch_size)
         self.chain = weigh(self.cut, weights, costs)
         self.solve = SOLVERS[str(config.strategy)]
@@ -158,6 +159,7 @@ class _Search:
         graph, config = self.graph, self.config
         graph.rollback(self.mark)
         execute(self.engine, self.cut, self.chain, schedule.operations)
+        guard.run(self.engine, self.readers)
         inserted = {op.id for op in graph.ops() if op.id >= graph.original_ops}
         within = inserted | {op.id for op in graph.ops() if op.id < len(self.phases.step)
                              and self.phases.step[op.id]}  # fmt: skip

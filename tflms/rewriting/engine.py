@@ -138,6 +138,10 @@ class Engine:
         place = self._env.witness
         return sorted((op.id for op in self.graph.ops()), key=lambda op: place[op])
 
+    def place(self, op: OpId) -> tuple[int, int]:
+        """Return where an operation stands in that order, inserted or not."""
+        return self._env.witness[op]
+
     def _forget_rolled_back(self) -> None:
         while self._log and self._log[-1][0] > len(self.graph.journal):
             self._log.pop()

@@ -21,9 +21,17 @@ def unconditional(env: Env, v: str) -> str | None:
 def backward(env: Env, anchor: str) -> str | None:
     """The loss does not need the operation, so nothing of the forward phase can wait for it."""
     op = env.op(anchor)
-    if op >= len(env.forward) or env.forward[op]:
+    if env.forward[env.source(op)]:
         return f"{env.name(op)} belongs to the forward phase"
     return None
+
+
+@condition
+def shared(env: Env, v: str) -> str | None:
+    """At least two operations read the value, so TensorFlow fuses none of them with its maker."""
+    if len({use.op for use in env.uses(v) if not env.graph.op(use.op).role}) > 1:
+        return None
+    return f"{env.name(env.op(v))} may be fused with its only reader"
 
 
 @condition
@@ -51,6 +59,13 @@ def is_recomputed(env: Env, w: str) -> str | None:
 
 
 @condition
+def is_seed(env: Env, s: str) -> str | None:
+    """The operation is a seed that we inserted."""
+    op = env.graph.op(env.op(s))
+    return None if op.role == "seed" else f"{op.name!r} is no seed"
+
+
+@condition
 def same_value(env: Env, w: str, uses: str) -> str | None:
     """All uses read what the value was computed again for, or a copy of it."""
     graph = env.graph
@@ -64,7 +79,7 @@ def same_value(env: Env, w: str, uses: str) -> str | None:
 @condition
 def behind_seeds(env: Env, w: str, uses: str) -> str | None:
     """Every use comes after all anchors that the value waits for: no cycle, nothing dragged in."""
-    for anchor in sorted(_anchors(env, env.op(w))):
+    for anchor in sorted({env.source(a) for a in _anchors(env, env.op(w))}):
         if anchor not in env.behind:  # no edge that a rule moves lies on the way from an anchor
             env.behind[anchor] = _descendants(env.graph, anchor)
         for use in env.uses(uses):
@@ -81,7 +96,7 @@ def _anchors(env: Env, op: OpId) -> frozenset[OpId]:
         inserted = [env.graph.value(v).op for v in here.inputs if env.graph.producer(v).role]
         missing = [i for i in inserted if i not in env.seeds]
         if here.id in env.seeds or not missing:
-            own = frozenset(here.controls) if here.role == "seed" else frozenset()
+            own = frozenset(here.controls[:1]) if here.role == "seed" else frozenset()
             env.seeds.setdefault(here.id, own.union(*(env.seeds[i] for i in inserted)))
             stack.pop()
         stack += missing

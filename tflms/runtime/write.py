@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from tflms.checkpointing import guard
 from tflms.errors import HandBackError
 from tflms.graph import erase, order
 from tflms.graph.ir import Graph, OpId, Use, ValueId
@@ -106,6 +107,7 @@ class _Replay:
     def __init__(self, read: ReadGraph, keep: bool) -> None:
         self.read, self.keep = read, keep
         self.made: list[Any] = []
+        self._alone = guard.alone(read.graph)
         self._ops: dict[OpId, Any] = {}
         self._rewired: list[tuple[Any, int, Any]] = []
         self._controlled: list[tuple[Any, list[Any]]] = []
@@ -158,7 +160,7 @@ class _Replay:
                 "T": attr_value_pb2.AttrValue(type=inputs[0].dtype.base_dtype.as_datatype_enum)
             }
             types = [inputs[0].dtype.base_dtype]
-        if self.keep and op.role != "clone":
+        if self.keep and (op.role != "clone" or op_id in self._alone):
             attrs[KEEP] = _TRUE  # clones are fused and folded just as what they repeat
         tf_op = tf_graph._create_op_internal(
             op.type, inputs, types, name=op.name + "/", attrs=attrs
