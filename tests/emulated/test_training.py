@@ -6,18 +6,21 @@ it repeats itself; without that nothing could be told.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.emulated import run_on_emulator
 
 CODE = """
 from tests.emulated.training import compare
-result = compare(name, size, configs, steps=steps)
+result = compare(name, size, configs, steps=steps, inter_op_threads=inter_op_threads)
 """
 
 
-def trained(name, configs, *, steps=5, memory="2GB", **size):
+def trained(name, configs, *, steps=5, memory="2GB", inter_op_threads=0, **size):
     found = run_on_emulator(
-        CODE, memory_bytes=memory, name=name, size=size, configs=configs, steps=steps
-    )
+        CODE, memory_bytes=memory, name=name, size=size, configs=configs, steps=steps,
+        inter_op_threads=inter_op_threads,
+    )  # fmt: skip
     plain = found["plain"]
     for key in ("losses", "variables"):
         assert found["again"][key] == plain[key], "the plain run does not equal itself"
@@ -46,6 +49,14 @@ def test_the_perceptron_needs_70_of_167_megabytes():
     assert all(run["peak"] <= plain["peak"] / 2 for run in runs[2:4])  # values come back sooner
     assert runs[4]["swaps"] == 10
     assert 70e6 < runs[4]["peak"] < plain["peak"]  # fewer values, less saved
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_perceptron_needs_no_more_with_few_threads_or_many(threads):
+    # With one thread nothing leaves before the forward phase is over, unless something waits.
+    configs = [{"strategy": "chain_rule"}, {"strategy": "direct_order"}]
+    plain, runs = trained("mlp", configs, steps=2, memory="1GB", inter_op_threads=threads)
+    assert all(run["peak"] <= 70e6 < plain["peak"] / 2 for run in runs)
 
 
 def test_the_unet_trains_alike_with_every_dial():

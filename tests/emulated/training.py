@@ -19,15 +19,18 @@ BUILDERS = {
 }
 
 
-def train(name, size, config, *, steps):
+def train(name, size, config, *, steps, inter_op_threads=0):
     """Run some steps; return digests of losses and variables, the peak in bytes, and the report."""
+    threads = v1.ConfigProto(
+        inter_op_parallelism_threads=inter_op_threads, use_per_session_threads=inter_op_threads > 0
+    )
     made = BUILDERS[name](size)
     report = None
     if config is not None:
         report = tflms.rewrite(
             made.graph, config, loss=made.loss, fetches=[made.train_op, made.loss]
         )
-    with made.graph.as_default(), v1.Session(graph=made.graph) as session:
+    with made.graph.as_default(), v1.Session(graph=made.graph, config=threads) as session:
         session.run(made.init_op)
         emulator.reset_stats()
         losses = [
@@ -49,11 +52,11 @@ def train(name, size, config, *, steps):
     }
 
 
-def compare(name, size, configs, *, steps=5):
+def compare(name, size, configs, **settings):
     """Train twice as it is, and once with each config."""
     tf.config.experimental.enable_op_determinism()
     return {
-        "plain": train(name, size, None, steps=steps),
-        "again": train(name, size, None, steps=steps),
-        "rewritten": [train(name, size, config, steps=steps) for config in configs],
+        "plain": train(name, size, None, **settings),
+        "again": train(name, size, None, **settings),
+        "rewritten": [train(name, size, config, **settings) for config in configs],
     }

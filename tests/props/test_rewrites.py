@@ -84,7 +84,8 @@ def test_whatever_is_fetched_runs_what_it_ran_before(source, config):
         # A shape operation that was taken early is read by nobody, unless somebody waits for it.
         assert {before.type[name] for name in old - new} <= {"Shape"}
         if "train" not in targets and not config["swap_branches"]:
-            assert {after.role[name] for name in new - old} <= {"clone"}
+            # The forward phase waits for what leaves; nothing comes back.
+            assert {after.role[name] for name in new - old} <= {"clone", "identity", "swap_out"}
 
 
 @MANY

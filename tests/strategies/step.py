@@ -10,7 +10,7 @@ from tflms.graph.ir import Graph
 from tflms.graph.order import Phases
 from tflms.graph.verify import verify
 from tflms.rewriting.engine import Engine
-from tflms.strategies import shapes, siblings, swap
+from tflms.strategies import shapes, siblings, swap, waiting
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def rewrite(source, config=None, *, loss="loss", targets=("train",), **settings)
     shapes.run(engine)
     swapped = swap.run(engine, config)
     siblings.run(engine, swapped, pairs if agreed is not None else [])
+    waiting.run(engine, swapped)
     verify(graph)
     erase.check(graph, edges)
     return Outcome(graph, text.dump(text.parse(source)), phases, engine, swapped)

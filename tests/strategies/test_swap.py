@@ -13,9 +13,16 @@ BOTH = pytest.mark.parametrize("strategy", ["direct_order", "chain_rule"])
 
 
 def readers(outcome, name):
-    """Operations that read a value directly."""
-    graph = outcome.graph
-    return sorted(graph.op(u.op).name for u in graph.uses(text.value_named(graph, name)))
+    """Operations that read a value, directly or through a copy of its handle."""
+    graph, found = outcome.graph, []
+    values = [text.value_named(graph, name)]
+    for value in values:
+        for op in (graph.op(use.op) for use in graph.uses(value)):
+            if op.role == "identity":
+                values += op.outputs
+            else:
+                found.append(op.name)
+    return sorted(found)
 
 
 @BOTH

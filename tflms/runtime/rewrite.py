@@ -30,7 +30,7 @@ from tflms.runtime import survival, write
 from tflms.runtime.facts import Facts
 from tflms.runtime.placement import check_devices
 from tflms.strategies import auto as automatic
-from tflms.strategies import shapes, siblings
+from tflms.strategies import shapes, siblings, waiting
 from tflms.strategies import swap as swapping
 
 _log = logging.getLogger(__name__)
@@ -153,6 +153,7 @@ def propose(job: Job) -> Proposal | str:
     shapes.run(engine)
     swapped = swapping.run(engine, config)
     siblings.run(engine, swapped, pairs)
+    waiting.run(engine, swapped)
     return Proposal(engine, swapped)
 
 

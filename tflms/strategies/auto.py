@@ -29,6 +29,7 @@ from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies import shapes
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.swap import Swapped, selection
+from tflms.strategies.waiting import hold
 
 _ATTEMPTS = 16
 _ROOMY = 92  # percent of the limit: so far below it, fragmentation is left to chance
@@ -200,23 +201,13 @@ def _apply_choice(engine: Engine, links: Chain, choice: Choice) -> Swapped | Non
         return None
     source = graph.value(out).op
     if choice.gate is not None and links.may_wait(choice.gate, graph.value(choice.value).op):
-        gate = choice.gate if choice.gate not in links.heads else _hold(engine, choice.gate)
+        gate = choice.gate if choice.gate not in links.heads else hold(engine, choice.gate)
         if gate is not None:
             engine.apply(Application("order", {"a": source, "b": gate}))
     gone = max((phases.level[u.op] for u in graph.uses(choice.value) if u.op < graph.original_ops),
                default=phases.level[graph.value(choice.value).op])  # fmt: skip
     back = min(phases.level[graph.op(w).controls[0]] for w, _ in groups)
     return Swapped(choice.value, source, tuple(groups), gone, back)
-
-
-def _hold(engine: Engine, head: OpId) -> OpId | None:
-    """Let an operation read its input through a copy of the handle, which can wait for others."""
-    graph = engine.graph
-    value = graph.op(head).inputs[0]
-    if graph.producer(value).role == "identity":
-        return graph.value(value).op
-    outcome = engine.apply(Application("introduce_identity", {"v": value, "uses": (Use(head, 0),)}))
-    return OpId(outcome.made["i"]) if isinstance(outcome, Applied) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""Makes the forward phase wait for swap-outs, so that what was parked really leaves in time.
+
+The executor runs what is ready. Nothing that computes needs a swap-out before the backward phase,
+so without an edge it may come as late as the executor and the link like: with one thread for
+operations, not before the forward phase is over, and then nothing is saved. An operation a little
+behind the last early use therefore waits for the copy: few values are on their way at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from tflms.graph import effects
+from tflms.graph.ir import Graph, OpId, Use
+from tflms.graph.order import Phases
+from tflms.planning import kernels
+from tflms.rewriting.engine import Application, Applied, Engine
+from tflms.strategies.swap import Swapped
+
+LAYERS_BETWEEN = 1  # that may run while the copy is under way, which hides it behind their time
+_VISITED = 400  # operations looked at for one value before the search ends
+# What reads through a copy of its handle must not lose a fusion with the operation that made it.
+_MERGED_WITH_READER = frozenset(
+    ["Pad", "PadV2", "Transpose", "ConjugateTranspose", "Mul", "Cast", "Reshape", "Squeeze"]
+)
+
+
+def run(engine: Engine, swapped: Sequence[Swapped]) -> int:
+    """Propose for every swap-out an operation that waits for it; return how many do."""
+    return sum(_wait(engine, one) for one in swapped)
+
+
+def _wait(engine: Engine, one: Swapped) -> bool:
+    """Let the first suitable operation behind the last early use wait for one swap-out."""
+    skipped = 0
+    for op in _behind(engine.graph, engine.phases, one):
+        slot = handle_of(engine.graph, engine.phases, op)
+        direct = slot is None and _may_wait(engine.graph, engine.phases, op)
+        if slot is None and not direct:
+            continue
+        if skipped < LAYERS_BETWEEN:
+            skipped += 1
+            continue
+        gate = op if slot is None else hold(engine, op, slot)
+        if gate is None:
+            continue
+        outcome = engine.apply(Application("order", {"a": one.swap_out, "b": gate}))
+        if isinstance(outcome, Applied):
+            return True
+    return False
+
+
+def _behind(graph: Graph, phases: Phases, one: Swapped) -> list[OpId]:
+    """Operations of the step that need the value, from its last early use on, by level.
+
+    They are descendants of the value: whatever runs them runs it, and nothing can close a cycle.
+    """
+    level = phases.level
+    guard, frame = phases.guard[graph.value(one.value).op], graph.producer(one.value).frame
+    seen = {op for op in _readers(graph, graph.value(one.value).op) if phases.forward[op]}
+    heap = [(level[op], op) for op in seen]
+    heapq.heapify(heap)
+    found: list[OpId] = []
+    while heap and len(seen) < _VISITED:
+        here, op = heapq.heappop(heap)
+        if here > one.gone and phases.guard[op] == guard and graph.op(op).frame == frame:
+            found.append(op)
+        for after in _readers(graph, op):
+            if after not in seen and phases.forward[after]:
+                seen.add(after)
+                heapq.heappush(heap, (level[after], after))
+    return found
+
+
+def _readers(graph: Graph, op: OpId) -> list[OpId]:
+    """The user's operations that come next, seen through copies of handles."""
+    found: list[OpId] = []
+    for after in graph.successors(op):
+        if after < graph.original_ops:
+            found.append(after)
+        elif graph.op(after).role == "identity":
+            found += _readers(graph, after)
+    return found
+
+
+def handle_of(graph: Graph, phases: Phases, op_id: OpId) -> int | None:
+    """Return the slot of a product or convolution that it may read through a copy, or None.
+
+    Grappler fuses such an operation with what follows it, where no control edge touches it. A copy
+    in front of it that waits in its place takes nothing from that.
+    """
+    op = graph.op(op_id)
+    if op.type not in kernels.HEADS:
+        return None
+    for slot, value in enumerate(op.inputs):
+        maker = graph.producer(value)
+        if maker.role == "identity":
+            return slot
+        if maker.role or not phases.activation[value] or graph.value(value).dtype[0] not in "fbc":
+            continue
+        made = effects.of(maker.type)
+        if made.movable and not made.view and maker.type not in _MERGED_WITH_READER:
+            return slot
+    return None
+
+
+def _may_wait(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+    """Tell whether an operation may wait itself: a large kernel that nobody merges."""
+    op = graph.op(op_id)
+    readers = (graph.op(use.op).type for value in op.outputs for use in graph.uses(value))
+    return any(phases.activation[v] for v in op.outputs) and effects.signals(op.type, readers)
+
+
+def hold(engine: Engine, head: OpId, slot: int = 0) -> OpId | None:
+    """Let an operation read its input through a copy of the handle, which can wait for others."""
+    graph = engine.graph
+    value = graph.op(head).inputs[slot]
+    if graph.producer(value).role == "identity":
+        return graph.value(value).op
+    bindings = {"v": value, "uses": (Use(head, slot),)}
+    outcome = engine.apply(Application("introduce_identity", bindings))
+    return OpId(outcome.made["i"]) if isinstance(outcome, Applied) else None
