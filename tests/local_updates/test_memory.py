@@ -5,35 +5,37 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROBE = Path(__file__).with_name("memory_probe.py")
+ROOT = Path(__file__).parents[2]
 
 
-def peak(method, ordered, device, batch):
+def start(device, batch, *cases):
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = str(PROBE.parents[2])
-    run = subprocess.run(
-        [sys.executable, str(PROBE), method, ordered, device, str(batch)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return int(run.stdout.split()[-1])
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "tflms.commands.local_memory", device, str(batch), *cases]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def peaks(process):
+    told, complaints = process.communicate(timeout=170)
+    assert process.returncode == 0, complaints[-2000:]
+    return [int(line) for line in told.splitlines()]
 
 
 def test_a_process_training_greedily_in_order_holds_a_fraction_of_the_activations():
-    # Fresh processes, 16 tanh layers of 512, batch 16384, 32 MiB an activation.
-    whole = peak("backprop", "ordered", "cpu", 16384)
+    # Fresh processes, one thread each, 16 tanh layers of 512, batch 16384, 32 MiB an activation.
+    both = [start("cpu", 16384, f"{method},ordered") for method in ("backprop", "greedy")]
+    (whole,), (greedy,) = (peaks(process) for process in both)
     assert whole > 16 * 2**25
-    assert peak("greedy", "ordered", "cpu", 16384) < 0.15 * whole
-
-
-def test_the_device_peak_falls_with_the_order_between_chunks_and_not_without_it():
-    # A quarter of that batch on the emulated device, whose allocator counts every byte.
-    whole = peak("backprop", "ordered", "emu", 4096)
-    assert whole > 16 * 2**23
-    greedy = peak("greedy", "ordered", "emu", 4096)
     assert greedy < 0.15 * whole
-    assert peak("greedy", "loose", "emu", 4096) > 3 * greedy
+
+
+def test_the_device_peak_falls_with_the_order_and_once_more_with_swapping():
+    # A quarter of that batch on the emulated device, whose allocator counts every byte.
+    cases = ("backprop,ordered", "greedy,ordered", "greedy,loose")
+    chunks = ("chunked,ordered", "chunked,swapped")
+    whole, greedy, loose, two, swapped = peaks(start("emu", 4096, *cases, *chunks))
+    assert whole > 16 * 2**23
+    assert greedy < 0.15 * whole
+    assert loose > 3 * greedy
+    assert swapped < 0.7 * two < 0.7 * whole

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests.local_updates.local_nets import digest
 from tests.local_updates.process_script import fit, trainer_for
-from tests.local_updates.throughput_script import chunked_net
+from tflms.commands.local_throughput import chunked_net
 from tflms.errors import ConfigError
 from tflms.local_updates import ChunkError
 from tflms.local_updates.channels import Channel, pack
@@ -131,7 +131,7 @@ def test_local_run_ends_processes_that_are_stuck_after_another_has_failed(tmp_pa
 def test_a_cut_carries_half_the_bytes_of_pipelined_backpropagation(tmp_path):
     # Both counted on packed messages with headers and labels: over real processes here, the rival
     # over the same format. 1 MiB of activations a batch.
-    script = SCRIPT.with_name("throughput_script.py")
+    script = ROOT / "tflms" / "commands" / "local_throughput.py"
     run = launch(2, script, tmp_path / "result", "two", 256, 4, 1)
     assert run.returncode == 0, run.stderr[-2000:]
     local = json.loads((tmp_path / "result").read_text())["wire_bytes"]

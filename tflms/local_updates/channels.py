@@ -41,13 +41,13 @@ class Channel:
 
     def __init__(self, capacity: int, dtypes: Sequence[Any] | None = None) -> None:
         self.dtypes = None if dtypes is None else [tf.as_dtype(dtype) for dtype in dtypes]
-        payload = [tf.string] if self.dtypes is None else self.dtypes
+        payload = [tf.string, tf.string] if self.dtypes is None else self.dtypes
         with tf.init_scope(), tf.device("/cpu:0"):
             self.queue = tf.queue.FIFOQueue(capacity, [tf.string, *payload])
 
     def put(self, header: Any, tensors: Sequence[Any]) -> None:
         """Append a message, in a graph or at once; blocks while the queue is full."""
-        payload = [pack(tensors)] if self.dtypes is None else list(tensors)
+        payload = pack(tensors) if self.dtypes is None else list(tensors)
         self.queue.enqueue([header, *payload])
 
     def put_token(self, facts: dict[str, Any]) -> None:
@@ -62,20 +62,22 @@ class Channel:
         if self.dtypes is not None:
             nbytes = sum(int(tf.size(t)) * t.dtype.size for t in payload)
             return Message(facts, payload, nbytes + len(header.numpy()))
-        raw = payload[0].numpy()
-        nbytes = len(header.numpy()) + sum(len(part) for part in raw)
-        return Message(facts, unpack(raw), nbytes)
+        return Message(facts, unpack(payload), len(header.numpy()) + packed_bytes(payload))
 
     def take_like(self, like: Sequence[Any]) -> list[Any]:
         """Remove the oldest message inside a graph; its tensors look like the given ones."""
         _, *payload = self.queue.dequeue()
+        found = payload
         if self.dtypes is None:
+            first, rest = payload
+            start = tf.size(rest) - len(like) + 1  # the others are the last ones of the rest
+            whole = tf.equal(tf.strings.length(first), 0)
+            first = tf.cond(whole, lambda: rest[1], lambda: first)
+            parts = [first, *[rest[start + index] for index in range(len(like) - 1)]]
             found = [
-                tf.io.parse_tensor(payload[0][index + 1], tensor.dtype)
-                for index, tensor in enumerate(like)
+                tf.io.parse_tensor(part, tensor.dtype)
+                for part, tensor in zip(parts, like, strict=True)
             ]
-        else:
-            found = payload
         for tensor, model in zip(found, like, strict=True):
             tensor.set_shape(model.shape)
         return found
@@ -89,16 +91,30 @@ class Channel:
         self.queue.close(cancel_pending_enqueues=True)
 
 
-def pack(tensors: Sequence[Any]) -> Any:
-    """Return tensors as a vector of strings: their dtypes, then each one's bytes."""
+def pack(tensors: Sequence[Any]) -> list[Any]:
+    """Return tensors as two tensors of strings: the first one's bytes; dtypes, the others' bytes.
+
+    The first one is the large one, and putting a string into a vector copies it.
+    """
     names = ",".join(tensor.dtype.name for tensor in tensors)
-    return tf.stack([tf.constant(names), *[tf.io.serialize_tensor(tensor) for tensor in tensors]])
+    first, *others = [tf.io.serialize_tensor(tensor) for tensor in tensors] or [tf.constant("")]
+    return [first, tf.stack([tf.constant(names), *others])]
 
 
-def unpack(raw: Sequence[bytes]) -> list[Any]:
-    """Return the tensors of a packed vector, bit for bit."""
-    names = raw[0].decode().split(",") if raw[0] else []
+def unpack(packed: Sequence[Any]) -> list[Any]:
+    """Return the tensors of ``pack``, bit for bit; the wire may put the first among the others."""
+    first, rest = packed
+    names, *parts = tf.unstack(rest)
+    listed = names.numpy().decode()
+    dtypes = listed.split(",") if listed else []
+    if len(parts) < len(dtypes):
+        parts = [first, *parts]
     return [
-        tf.io.parse_tensor(part, tf.as_dtype(name))
-        for name, part in zip(names, raw[1:], strict=True)
+        tf.io.parse_tensor(part, tf.as_dtype(dtype))
+        for dtype, part in zip(dtypes, parts, strict=True)
     ]
+
+
+def packed_bytes(packed: Sequence[Any]) -> int:
+    """Return the bytes of packed tensors."""
+    return sum(int(tf.reduce_sum(tf.strings.length(part))) for part in packed)

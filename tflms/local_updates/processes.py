@@ -176,7 +176,7 @@ class ProcessesRuntime(PipeRuntime):
         """Carry messages from a local queue to a peer's, one at a time and in order."""
         while True:
             try:
-                header, payload = channel.queue.dequeue()
+                header, *payload = channel.queue.dequeue()
             except tf.errors.OpError:
                 return
             try:
@@ -205,12 +205,12 @@ class ProcessesRuntime(PipeRuntime):
         """Take the other chunks' reports."""
         while True:
             try:
-                header, payload = self._channels["report"].queue.dequeue()
+                header, *payload = self._channels["report"].queue.dequeue()
             except tf.errors.OpError:
                 return
             facts = json.loads(header.numpy())
             if facts["kind"] == "epoch":
-                self._gathered.append((facts["chunk"], unpack(payload.numpy())))
+                self._gathered.append((facts["chunk"], unpack(payload)))
                 self._remote[facts["chunk"]] = facts["results"]
             if facts["kind"] == "close":
                 self._closed.add(facts["chunk"])
@@ -219,7 +219,7 @@ class ProcessesRuntime(PipeRuntime):
     def _listen(self) -> None:
         """Take what other processes tell about failures."""
         try:
-            header, _ = self._channels["fault"].queue.dequeue()
+            header, *_ = self._channels["fault"].queue.dequeue()
         except tf.errors.OpError:
             return
         facts = json.loads(header.numpy())

@@ -13,14 +13,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import tensorflow as tf
 
-from tflms.local_updates.channels import Channel
+from tflms.local_updates.channels import Channel, pack, packed_bytes
 from tflms.local_updates.cluster import Cluster
 from tflms.local_updates.failure import ChunkError
 
@@ -113,24 +113,33 @@ class _Entry:
             input_signature=[
                 tf.TensorSpec((), tf.string),
                 tf.TensorSpec((), tf.string),
+                tf.TensorSpec((), tf.string),
                 tf.TensorSpec((None,), tf.string),
                 tf.TensorSpec((None,), tf.int32),
                 tf.TensorSpec((), tf.int32),
             ],
         )
-        def push(given: Any, header: Any, more: Any, places: Any, count: Any) -> Any:
+        def push(given: Any, header: Any, first: Any, more: Any, places: Any, count: Any) -> Any:
             def complete() -> Any:
                 payload = tf.strings.unsorted_segment_join(pieces, segments, count)
                 with tf.control_dependencies([payload]):
                     pieces.assign(tf.zeros([0], tf.string))
                     segments.assign(tf.zeros([0], tf.int32))
-                channel.queue.enqueue([header, payload])
+                channel.queue.enqueue([header, first, payload])
                 return tf.constant(_TAKEN)
 
-            def take() -> Any:
+            def whole() -> Any:
+                channel.queue.enqueue([header, first, more])
+                return tf.constant(_TAKEN)
+
+            def piece() -> Any:
                 pieces.assign(tf.concat([pieces, more], 0))
                 segments.assign(tf.concat([segments, places], 0))
                 return tf.cond(count > 0, complete, lambda: tf.constant(_TAKEN))
+
+            def take() -> Any:
+                alone = tf.logical_and(count > 0, tf.equal(tf.size(pieces), 0))
+                return tf.cond(alone, whole, piece)
 
             return tf.cond(tf.equal(given, expected), take, lambda: tf.constant(_STRANGER))
 
@@ -223,7 +232,7 @@ class Peer:
         answer = self._call("alive", secret, seconds=min(_ANSWER_SECONDS, self._timeout))
         return State.SILENT if answer.code else State.ANSWERS
 
-    def push(self, channel: str, header: Any, payload: Any) -> None:
+    def push(self, channel: str, header: Any, payload: Sequence[Any]) -> None:
         """Append a message to one of the peer's channels; waits while it is full.
 
         Raises:
@@ -231,14 +240,16 @@ class Peer:
         """
         name = f"{channel}_{self._cluster.index}"
         secret = tf.constant(self._cluster.secret)
-        sizes = tf.strings.length(payload).numpy()
-        count = len(sizes)
-        if sizes.sum() <= _PIECE_BYTES:
+        first, rest = payload
+        count, nbytes = int(tf.size(rest)), packed_bytes(payload)
+        if nbytes <= _PIECE_BYTES:
             with self._lock:
-                self._taken(name, secret, header, payload, tf.range(count), tf.constant(count))
-            self.bytes_out += len(header.numpy()) + int(sizes.sum())
+                self._taken(name, secret, header, first, rest, tf.range(count), tf.constant(count))
+            self.bytes_out += len(header.numpy()) + nbytes
             return
-        groups = in_pieces(list(payload.numpy()))
+        names, *others = rest.numpy()
+        parts = [names, first.numpy(), *others] if first.numpy() else [names, *others]
+        groups = in_pieces(parts)
         with self._lock:
             for number, group in enumerate(groups):
                 last = number == len(groups) - 1
@@ -246,11 +257,12 @@ class Peer:
                     name,
                     secret,
                     header,
+                    tf.constant(""),
                     tf.constant([piece for _, piece in group]),
                     tf.constant([position for position, _ in group], tf.int32),
-                    tf.constant(count if last else 0),
+                    tf.constant(len(parts) if last else 0),
                 )
-        self.bytes_out += len(header.numpy()) * len(groups) + int(sizes.sum())
+        self.bytes_out += len(header.numpy()) * len(groups) + nbytes
 
     def _taken(self, name: str, *arguments: Any) -> None:
         answer = self._call(name, *arguments, seconds=self._timeout)
@@ -277,10 +289,11 @@ class Peer:
         finally:
             del result
 
-    def tell(self, channel: str, facts: dict[str, Any], payload: Any | None = None) -> None:
-        """Push a header of facts, with a packed payload if given."""
-        empty = tf.constant([""])
-        self.push(channel, tf.constant(json.dumps(facts)), empty if payload is None else payload)
+    def tell(
+        self, channel: str, facts: dict[str, Any], payload: Sequence[Any] | None = None
+    ) -> None:
+        """Push a header of facts, with packed tensors if given."""
+        self.push(channel, tf.constant(json.dumps(facts)), payload or pack([]))
 
 
 @dataclass(frozen=True, slots=True)
