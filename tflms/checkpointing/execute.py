@@ -8,7 +8,7 @@ pass that keeps a stage's output only leaves the rest out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tflms.checkpointing.chain import Chain
@@ -60,6 +60,7 @@ class _Executor:
         self.engine, self.cut, self.graph = engine, cut, engine.graph
         self.seeds: dict[tuple[ValueId, OpId], ValueId] = {}
         self.copies: dict[OpId, OpId] = {}
+        self.last_readers: dict[OpId, list[OpId]] = {}
         self.reads: dict[int, dict[ValueId, list[Use]]] = {}
         for ops in cut.forward:
             for op in ops:
@@ -71,6 +72,7 @@ class _Executor:
     def run(self, chain: Chain, operations: Iterable[Operation]) -> None:
         holders: dict[Item, _Pass] = {}
         began: set[int] = set()
+        done: list[int] = []  # stages whose backward ran since something waited for it
         anchor: OpId | None = None
         for step in replay(chain, operations).steps:
             kind, stage = step.operation
@@ -79,9 +81,12 @@ class _Executor:
                 self._backward(stage, holders[Item(Held.SAVED, stage)], source)
                 if stage > 1:
                     anchor = self._anchor(self.cut.anchors[stage - 2])
+                    done.append(stage)
+                    self.last_readers[anchor] = self._last_readers(done)
             else:
                 first = stage not in began
                 began.add(stage)
+                done = done if first else []
                 holders[step.produced] = _Pass(stage, None if first else anchor, source)
             for item in step.released:
                 holders.pop(item, None)
@@ -106,6 +111,16 @@ class _Executor:
         if op not in self.copies:
             self.copies[op] = OpId(self._apply("recompute_anchor", {"v": value}).made["i"])
         return self.copies[op]
+
+    def _last_readers(self, stages: Sequence[int]) -> list[OpId]:
+        """What reads stages' values in their backward, apart from what goes on to the next one.
+
+        Such as gradients of weights. Where they have not run yet, the values are still there.
+        """
+        values = (v for stage in stages for v in self.reads.get(stage, {}).values())
+        uses = (use for uses in values for use in uses)
+        found = dict.fromkeys(use.op for use in uses if not self.cut.spine.holds(use.op))
+        return [op for op in found if signals(self.graph, op)]
 
     def _value(self, value: ValueId, made: _Pass) -> ValueId:
         """What a pass has in place of a value."""
@@ -166,7 +181,11 @@ class _Executor:
         """A copy of a value that waits for an anchor, made once."""
         if (value, anchor) not in self.seeds:
             applied = self._apply("replay_segment", {"v": value, "anchor": anchor})
-            self.seeds[value, anchor] = self.graph.op(OpId(applied.made["s"])).outputs[0]
+            seed = OpId(applied.made["s"])
+            self.seeds[value, anchor] = self.graph.op(seed).outputs[0]
+            for reader in self.last_readers[anchor]:
+                if self.engine.place(reader) < self.engine.place(seed):
+                    self.engine.apply(Application("order", {"a": reader, "b": seed}))
         return self.seeds[value, anchor]
 
     def _apply(self, rule: str, bindings: Mapping[str, object]) -> Applied:
