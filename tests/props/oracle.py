@@ -80,7 +80,7 @@ class Text:
         found: dict[str, str] = {}
         for name in nx.topological_sort(self.digraph()):
             inputs = [self._value(found, v) for v in self.inputs[name]]
-            if self.role.get(name) in ("swap_out", "swap_in", "identity"):
+            if self.role.get(name) in ("swap_out", "swap_in", "identity", "seed"):
                 found[name] = inputs[0]
                 continue
             itself = "" if self.inputs[name] else name
