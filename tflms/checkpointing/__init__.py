@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tflms import installed
 from tflms.checkpointing.chain import Chain
 from tflms.checkpointing.operations import Held, Item, Kind, Operation, Replay, Step, replay
 from tflms.checkpointing.optimal import (
@@ -15,6 +19,11 @@ from tflms.checkpointing.revolve import revolve
 from tflms.checkpointing.rivals import best_periodic, periodic, recompute_all, save_all, sqrt_n
 from tflms.checkpointing.schedule import Schedule
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    measure_chain: Callable[..., Any]
+
 __all__ = [
     "Chain",
     "DropInputs",
@@ -27,6 +36,7 @@ __all__ = [
     "Step",
     "best_periodic",
     "drop_inputs",
+    "measure_chain",
     "minimum_memory",
     "optimal_schedule",
     "periodic",
@@ -37,3 +47,10 @@ __all__ = [
     "save_all",
     "sqrt_n",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "measure_chain":  # it traces a step, which needs TensorFlow
+        installed.require_tensorflow()
+        return importlib.import_module("tflms.runtime.chains").measure_chain
+    raise AttributeError(f"module 'tflms.checkpointing' has no attribute {name!r}")

@@ -39,6 +39,11 @@ class Recomputed:
     clones: tuple[OpId, ...]
     anchor: OpId
 
+    def names(self, graph: Graph) -> tuple[str, tuple[str, ...], str]:
+        """Return what people call the operation, its clones and the anchor."""
+        clones = tuple(graph.op(clone).name for clone in self.clones)
+        return graph.op(self.op).name, clones, graph.op(self.anchor).name
+
 
 def execute(engine: Engine, cut: Cut, chain: Chain, operations: Iterable[Operation]) -> None:
     """Rewrite a step so that it executes a schedule, through the rules.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,12 +61,14 @@ class Checkpointed:
         schedule: what was executed; its memory counts the chain alone.
         cut: the stages.
         timeline: prediction for the rewritten step.
+        plain_seconds: of the step as it was, by the same costs.
     """
 
     engine: Engine
     schedule: Schedule
     cut: Cut
     timeline: Timeline
+    plain_seconds: float
 
     def told(self) -> tuple[str, ...]:
         """Say what was done, in a sentence or two."""
@@ -108,6 +111,7 @@ class _Search:
         self.engine = Engine(graph, phases, host_device=config.host_device, order=self._order())
         shapes.run(self.engine)
         self.mark = len(graph.journal)
+        self.plain_seconds = math.fsum(costs.seconds[op] for op in self._step())
         self.readers = guard.readers(graph, sorted(self.cut.stage))
         weights = sizes(graph, device=config.device, batch_size=config.batch_size)
         self.chain = weigh(self.cut, weights, costs)
@@ -160,12 +164,13 @@ class _Search:
         graph.rollback(self.mark)
         execute(self.engine, self.cut, self.chain, schedule.operations)
         guard.run(self.engine, self.readers)
-        inserted = {op.id for op in graph.ops() if op.id >= graph.original_ops}
-        within = inserted | {op.id for op in graph.ops() if op.id < len(self.phases.step)
-                             and self.phases.step[op.id]}  # fmt: skip
+        within = {op.id for op in graph.ops() if op.id >= graph.original_ops} | set(self._step())
         weights = sizes(graph, device=config.device, batch_size=config.batch_size)
         timeline = simulate(graph, weights, within, costs=self.costs)
-        return Checkpointed(self.engine, schedule, self.cut, timeline)
+        return Checkpointed(self.engine, schedule, self.cut, timeline, self.plain_seconds)
+
+    def _step(self) -> list[OpId]:
+        return [op for op in self.phases.order if self.phases.step[op]]
 
     def _order(self) -> Sequence[OpId] | None:
         """An order in which what lets go of an activation runs before its sibling."""

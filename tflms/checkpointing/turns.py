@@ -132,8 +132,10 @@ def single_output(
         for v in graph.op(op).outputs
         if any(use.op in index and phases.forward[use.op] for use in graph.uses(v))
     ]
-    if len(readers) != 1:
-        return None
+    kinds = (graph.op(use.op).type for value in readers for use in graph.uses(value))
+    made = graph.op(op).type
+    if len(readers) != 1 or effects.of(made).view or effects.vanishes(made, kinds):
+        return None  # a view keeps what it shows; what a kernel takes in may never exist
     return readers[0] if _is_real(graph, readers[0]) else None
 
 

@@ -161,22 +161,23 @@ def _auto(job: Job) -> Proposal | str:
     """Keep a memory limit: order the step, park what must be parked, and nothing where all fits."""
     limit = limit_of(job)
     if limit >= job.before.peak_bytes:
-        return (
-            f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is "
-            f"(predicted), memory_limit is {limit}"
-        )
+        return _fits(job, limit)
     outcome = automatic.run(job.graph, job.phases, job.config, costs_of(job), limit)
     return Proposal(outcome.engine, outcome.swapped, outcome)
+
+
+def _fits(job: Job, limit: int) -> str:
+    return (
+        f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is (predicted), "
+        f"memory_limit is {limit}"
+    )
 
 
 def _checkpointed(job: Job) -> Proposal | str:
     """Recompute as a schedule says, and nothing where all fits."""
     limit = None if job.config.memory_limit is None else limit_of(job)
     if limit is not None and limit >= job.before.peak_bytes:
-        return (
-            f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is "
-            f"(predicted), memory_limit is {limit}"
-        )
+        return _fits(job, limit)
     done = checkpointing.run(job.graph, job.phases, job.config, costs_of(job), limit)
     return Proposal(done.engine, [], checkpointed=done)
 
@@ -202,8 +203,9 @@ def _replayed(job: Job, plan: Plan) -> Proposal | str:
 
 def timeline_of(job: Job, proposal: Proposal) -> Timeline:
     """Simulate the IR as it was rewritten, in the order that its edges keep."""
-    if proposal.outcome is not None:
-        return proposal.outcome.timeline
+    found = proposal.outcome or proposal.checkpointed
+    if found is not None:
+        return found.timeline
     return simulate.simulate(job.graph, job.weights(), job.within())
 
 
@@ -311,11 +313,10 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     inserted = len(graph) - graph.original_ops
     swaps = tuple(_swap_record(job, s, weights) for s in swapped)
     report = _report(job, swaps, after, inserted, tuple(engine.refusals), ())
-    report.recomputes = tuple(
-        Recompute(graph.op(r.op).name, tuple(graph.op(c).name for c in r.clones),
-                  graph.op(r.anchor).name) for r in recomputed)  # fmt: skip
+    report.recomputes = tuple(Recompute(*r.names(graph)) for r in recomputed)
     if proposal.checkpointed is not None:
         report.notes = proposal.checkpointed.told()
+        report.plain_seconds = proposal.checkpointed.plain_seconds  # by the same costs
     if outcome is not None:
         report.floor_bytes = outcome.floor.nbytes
         report.plain_seconds = after.seconds - after.stall_seconds  # by the same costs
