@@ -83,8 +83,8 @@ def function(
     check_devices(checked)
     if options.get("jit_compile"):
         raise ConfigError(
-            "jit_compile=True: XLA places everything on one device, cannot park values on the host, "
-            "and merges what is computed again with what was computed first; pass jit_compile=False"
+            "jit_compile=True: XLA cannot park values on the host, as it places everything on one "
+            "device, and merges what is computed again with the first; pass jit_compile=False"
         )
     if step_fn is None:
         return functools.partial(function, config=checked, **options)
