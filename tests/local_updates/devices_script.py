@@ -9,13 +9,14 @@ import tensorflow as tf
 
 import tflms
 from tests.local_updates.local_nets import compiled, data, digest, losses, mlp
+from tflms.errors import ConfigError
 from tflms.local_updates import LocalTrainer, split
 
 X, Y = data()
 
 
 def run(**options):
-    model = mlp()
+    model = mlp(depth=2)
     trainer = compiled(LocalTrainer(model, split(model, chunks=2), timeout=30, **options))
     keras.utils.set_random_seed(2)
     trainer.fit(X, Y, batch_size=32, epochs=2, verbose=0)
@@ -27,7 +28,7 @@ def run(**options):
 
 def mirrored():
     keras.utils.set_random_seed(2)
-    model = mlp(norm=False, dropout=0)
+    model = mlp(depth=2, norm=False, dropout=0)
     trainer = LocalTrainer(model, split(model, chunks=2))
     trainer.compile(optimizer=keras.optimizers.SGD(0.1), loss=losses())
     return trainer.fit(X, Y, batch_size=32, epochs=3, shuffle=False, verbose=0).history
@@ -43,6 +44,11 @@ def main():
     facts["one replica"] = mirrored()
     with tf.distribute.MirroredStrategy(devices).scope():
         facts["two replicas"] = mirrored()
+        model = mlp(depth=2)
+        try:
+            LocalTrainer(model, split(model, chunks=2), runtime="threads")
+        except ConfigError as refusal:
+            facts["refused"] = str(refusal)
     for runtime in ("fused", "threads"):
         config = {"n_tensors": -1, "min_swap_bytes": 0, "device": "/device:CPU:0"}
         with tflms.enabled(config) as traced:

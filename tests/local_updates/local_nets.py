@@ -19,7 +19,7 @@ def data(examples=96, width=16, classes=5, seed=0):
     return x, random.integers(0, classes, examples).astype("int32")
 
 
-def mlp(*, depth=4, width=32, inputs=16, classes=5, dropout=0.2, norm=True, regularizer=None):
+def mlp(*, depth=3, width=32, inputs=16, classes=5, dropout=0.2, norm=True, regularizer=None):
     """Dense blocks with BatchNorm and Dropout: everything that carries state."""
     keras.utils.set_random_seed(1)
     layers = keras.layers

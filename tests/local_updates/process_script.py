@@ -25,11 +25,11 @@ from tflms.local_updates.worker import Worker
 X, Y = data()
 CHUNKS = 3
 SHORT, LONG = 3, 20  # seconds: timeouts of the runs that must time out, and of the others
-FROZEN_SECONDS = 6
+FROZEN_SECONDS = 5
 
 
 def trainer_for(runtime, method, queue_size, *, width=32, timeout=LONG):
-    model = mlp(width=width)
+    model = mlp(depth=2, width=width)
     plan = split(model, chunks=CHUNKS)
     options = {"runtime": runtime, "queue_size": queue_size, "timeout": timeout}
     return compiled(LocalTrainer(model, plan, method=method, **options))

@@ -35,6 +35,7 @@ def test_inside_a_chunk_mirrored_replicas_train_as_one(facts):
     assert set(one) == set(two)
     for name, values in one.items():
         np.testing.assert_allclose(values, two[name], rtol=1e-5)
+    assert "use runtime='fused'" in facts["refused"]
 
 
 @pytest.mark.parametrize("runtime", ["fused", "threads"])

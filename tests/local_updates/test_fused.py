@@ -138,6 +138,9 @@ def test_metrics_come_per_exit_and_evaluation_reads_last_all_or_ensemble():
     last = trainer.evaluate(X, Y, return_dict=True, verbose=0)
     assert set(every) == names and set(last) == {"loss", "accuracy"}
     assert every["loss"] == last["loss"]
+    assert trainer.evaluate(X, Y, verbose=0) == [last["loss"], last["accuracy"]]
+    order = ["loss", "accuracy", "loss_0", "accuracy_0", "loss_1", "accuracy_1"]
+    assert trainer.evaluate(X, Y, exits="all", verbose=0) == [every[name] for name in order]
     outputs = [trainer.export(exit=k).predict(X, verbose=0) for k in (0, 1, None)]
     for k in (0, 1):
         own = losses()(Y, outputs[k])
@@ -229,6 +232,18 @@ def test_wrong_settings_are_refused_with_a_reason():
         LocalTrainer(model, plan, method="gready")
     with pytest.raises(ConfigError, match="another model"):
         LocalTrainer(mlp(), plan)
+    with pytest.raises(ConfigError, match="is no plan"):
+        LocalTrainer(model, "2 chunks")
+    with pytest.raises(ConfigError, match=r"queue_size=1\.5"):
+        LocalTrainer(model, plan, queue_size=1.5)
+    with pytest.raises(ConfigError, match="timeout=0"):
+        LocalTrainer(model, plan, timeout=0)
+    with pytest.raises(ConfigError, match=r"'/GPU:77', this process has /CPU:0"):
+        LocalTrainer(model, plan, devices=["/CPU:0", "/GPU:77"])
+    with pytest.raises(ConfigError, match="write it like"):
+        LocalTrainer(model, plan, devices=["one", "two"])
+    with pytest.raises(ConfigError, match="1 devices for 2 chunks"):
+        LocalTrainer(model, plan, devices="/CPU:0")
     with pytest.raises(ConfigError, match="XLA"):
         compiled(LocalTrainer(model, plan), jit_compile=True)
     with pytest.raises(ConfigError, match="stride=2"):

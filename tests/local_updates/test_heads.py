@@ -3,8 +3,9 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.local_updates.local_nets import losses
+from tests.local_updates.local_nets import data, losses, mlp
 from tflms.errors import ConfigError
 from tflms.local_updates import LocalTrainer, make_head, split
 
@@ -37,6 +38,20 @@ def test_classifier_heads_give_one_vector_an_example(kind, shape):
     found = np.asarray(head(np.ones((2, *shape[1:]), "float32")))
     assert found.shape == (2, 7)
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)  # it ends as the model ends
+
+
+@pytest.mark.parametrize("sizes", [(8,), (8, 4), (8, 4, 2)])
+@pytest.mark.parametrize("kind", ["pool_linear", "mlp"])
+def test_heads_of_a_segmentation_give_one_vector_a_position_of_the_output(kind, sizes):
+    outputs = keras.Input((*sizes, 3))
+    shape = (None, *[size // 2 for size in sizes], 5)  # behind an encoder: half the positions
+    head = make_head(kind, shape, outputs=outputs)
+    assert head.output_shape == (None, *sizes, 3)
+    assert make_head(kind, (None, *sizes, 5), outputs=outputs).output_shape == (None, *sizes, 3)
+    with pytest.raises(ConfigError, match="heads= a function"):
+        make_head(kind, (None, 5), outputs=outputs)
+    with pytest.raises(ConfigError, match="heads= a function"):
+        make_head(kind, (None, *[3 for _ in sizes], 5), outputs=outputs)
 
 
 @pytest.mark.parametrize("kind", ["lm_linear", "lm_lowrank", "lm_tied"])
@@ -85,6 +100,88 @@ def test_zero_heads_start_at_logits_of_zero():
     np.testing.assert_array_equal(np.asarray(head(np.ones((2, 4), "float32"))), np.zeros((2, 7)))
 
 
+class Similar(layers.Layer):
+    """Similarity matching: features of one class shall look alike (see the docs)."""
+
+    def __init__(self):
+        super().__init__()
+        self.classify = layers.Dense(5)
+
+    def build(self, shape):
+        self.classify.build(shape)
+
+    def call(self, features):
+        return self.classify(features)
+
+    def local_loss(self, inputs, features, labels):
+        def likeness(rows):
+            rows = keras.ops.normalize(rows - keras.ops.mean(rows, axis=1, keepdims=True))
+            return rows @ keras.ops.transpose(rows)
+
+        difference = likeness(features) - likeness(keras.ops.one_hot(labels, 5))
+        return 10 * keras.ops.mean(difference**2)
+
+
+class Rebuilding(Similar):
+    """Reconstruction of what entered the chunk, by a decoder of its own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.decode = layers.Dense(width)
+
+    def build(self, shape):
+        super().build(shape)
+        self.decode.build(shape)
+
+    def local_loss(self, inputs, features, labels):
+        return keras.ops.mean((self.decode(features) - inputs[0]) ** 2)
+
+
+def test_a_head_adds_a_loss_of_features_labels_and_the_chunks_input():
+    x, _ = data()
+    y = x[:, :5].argmax(1).astype("int32")
+    trained = {}
+    kinds = {"plain": "pool_linear", "similar": Similar, "rebuild": lambda: Rebuilding(16)}
+    for name, kind in kinds.items():
+        model = mlp(depth=2, dropout=0, norm=False)
+        heads = kind if isinstance(kind, str) else lambda shape, kind=kind: kind()
+        trainer = LocalTrainer(model, split(model, at=["relu_0"]), heads=heads)
+        trainer.compile(optimizer=keras.optimizers.Adam(1e-2), loss=losses())
+        trainer.fit(x, y, epochs=30, batch_size=32, verbose=0)
+        found = trainer.stages[0].forward([tf.constant(x)], training=False)[0]
+        trained[name] = {
+            "similar": float(Similar().local_loss(None, found, y)),
+            "variables": len(trainer.stages[0].exit.trainable_variables),
+        }
+        if name == "rebuild":
+            head = trainer.stages[0].exit.head.layers[-1]
+            error = float(head.local_loss([tf.constant(x)], found, y))
+            assert error < 0.5 * float(np.mean(x**2))  # the decoder has learnt
+    assert trained["similar"]["similar"] < 0.8 * trained["plain"]["similar"]
+    assert [t["variables"] for t in trained.values()] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("runtime", ["threads", "duplicates"])
+def test_a_heads_own_loss_counts_in_every_runtime_and_form(runtime):
+    x, y = data()
+    found = []
+    for options in ({}, {"form": runtime} if runtime == "duplicates" else {"runtime": runtime}):
+        model = mlp(depth=2, dropout=0, norm=False)
+        trainer = LocalTrainer(
+            model,
+            split(model, at=["relu_0", "relu_1"]),
+            method="overlapping",
+            heads=lambda shape: Rebuilding(32),
+            **options,
+        )
+        trainer.compile(optimizer=keras.optimizers.SGD(0.01), loss=losses())
+        keras.utils.set_random_seed(3)
+        trainer.fit(x, y, batch_size=32, verbose=0)
+        found.append([np.asarray(v) for v in model.variables])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_heads_that_do_not_fit_say_why():
     outputs = layers.Dense(7)(keras.Input((3,)))
     with pytest.raises(ConfigError, match="'linear' is unknown"):
@@ -98,5 +195,7 @@ def test_heads_that_do_not_fit_say_why():
     with pytest.raises(ConfigError, match="needs table="):
         make_head("lm_tied", (None, 6, 4), outputs=outputs)
     model, _ = language_model()
+    with pytest.raises(ConfigError, match="not depth, rnk"):
+        LocalTrainer(model, split(model, chunks=2), head_options={"rnk": 3, "depth": 1})
     with pytest.raises(ConfigError, match="one copy at one time"):
         LocalTrainer(model, split(model, chunks=2), heads="lm_tied", runtime="threads")

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -128,6 +129,27 @@ def test_local_run_ends_processes_that_are_stuck_after_another_has_failed(tmp_pa
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_local_run_however_it_ends(tmp_path, number):
+    script = tmp_path / "sleeper.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "open(f'{sys.argv[1]}/{os.getpid()}.pid', 'w').close()\n"
+        "time.sleep(100)\n"
+    )
+    command = [sys.executable, "-m", "tflms", "local-run", "--chunks", "2", script, tmp_path]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 30
+    while len(pids := [int(path.stem) for path in tmp_path.glob("*.pid")]) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    run.send_signal(number)
+    assert run.wait(timeout=20) != 0
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
 def test_a_cut_carries_half_the_bytes_of_pipelined_backpropagation(tmp_path):
     # Both counted on packed messages with headers and labels: over real processes here, the rival
     # over the same format. 1 MiB of activations a batch.
@@ -177,7 +199,7 @@ def test_a_stranger_cannot_push_and_the_server_listens_on_its_address_alone():
         if line.split()[3] == "0A" and line.split()[1].endswith(f":{port:04X}")
     ]
     assert listening and all("0100007F" in entry for entry in listening)
-    with pytest.raises(ChunkError, match="started twice"):
+    with pytest.raises(ChunkError, match="second trainer"):
         Gate(Cluster((address, "127.0.0.1:1"), 0, SECRET), {"forward": Channel(1)})
     assert gate is not None
 

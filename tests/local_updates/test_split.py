@@ -165,6 +165,10 @@ def test_wrong_requests_say_what_is_allowed():
         split(model, at=["dense1"])
     with pytest.raises(ConfigError, match="cannot be cut into 30"):
         split(model, chunks=30)
+    with pytest.raises(ConfigError, match="no number of chunks"):
+        split(model, chunks="2")
+    with pytest.raises(ConfigError, match="a name per cut"):
+        split(model, at="relu_0")
     with pytest.raises(ConfigError, match="'time' or 'memory'"):
         split(model, chunks=2, balance="size")
     with pytest.raises(ConfigError, match="not both"):

@@ -18,7 +18,7 @@ def teacher(examples=2000, width=16, classes=5):
 
 
 def trainer(method, chunks=None):
-    model = mlp(dropout=0, norm=False)
+    model = mlp(depth=4, dropout=0, norm=False)
     return LocalTrainer(model, split(model, chunks=chunks), method=method)
 
 

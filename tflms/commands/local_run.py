@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -101,6 +102,7 @@ def _free_ports(count: int, host: str, first: int) -> list[int]:
 
 def _child(script: str, arguments: Sequence[str]) -> int:
     """Run the script in this process and leave without waiting for TensorFlow's server threads."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     code = 0
@@ -114,6 +116,13 @@ def _child(script: str, arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when ``local-run`` is gone, however that came about."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(143)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

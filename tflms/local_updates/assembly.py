@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from tflms.errors import ConfigError
-from tflms.local_updates.heads import make_head
-from tflms.local_updates.placement import move_to
+from tflms.local_updates.heads import HEAD_OPTIONS, make_head
+from tflms.local_updates.placement import check_devices, move_to
 from tflms.local_updates.plan import SplitPlan
 from tflms.local_updates.stage import Exit, Stage
 from tflms.local_updates.windows import Window
@@ -22,11 +22,25 @@ def build_stages(
     heads: Any,
     head_options: dict[str, Any],
     devices: Sequence[str] | None,
+    here: bool = True,
 ) -> tuple[Stage, ...]:
-    """Return a stage per chunk, with a head where a window ends before the last chunk."""
+    """Return a stage per chunk, with a head where a window ends before the last chunk.
+
+    Args:
+        plan: the plan.
+        windows: the windows.
+        heads: as in ``LocalTrainer``.
+        head_options: as in ``LocalTrainer``.
+        devices: as in ``LocalTrainer``.
+        here: whether all devices are this process's.
+    """
     count = len(plan.chunks)
-    if devices is not None and len(devices) != count:
-        raise ConfigError(f"devices= lists {len(devices)} devices for {count} chunks")
+    if devices is not None:
+        check_devices(devices, chunks=count, here=here)
+    unknown = sorted(set(head_options) - set(HEAD_OPTIONS))
+    if unknown:
+        known = ", ".join(HEAD_OPTIONS)
+        raise ConfigError(f"head_options= knows {known}, not {', '.join(unknown)}")
     if isinstance(heads, (list, tuple)) and len(heads) != count - 1:
         raise ConfigError(f"heads= lists {len(heads)} heads for {count - 1} inner chunks")
     ends = {window.last for window in windows}

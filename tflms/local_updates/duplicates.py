@@ -108,15 +108,17 @@ class DuplicatesRuntime(FusedRuntime):
         penalties: list[Any] = []
         with tf.GradientTape() as tape:
             for index in range(window.first, window.last + 1):
-                stage = self._stage_with(number, index)
+                stage, inputs = self._stage_with(number, index), tensors
                 tensors = stage.forward(tensors, training=True)
                 penalties += [tf.reduce_sum(penalty) for penalty in stage.block.losses]
                 if self._owner[index] == number:
                     entering[index + 1] = [tf.stop_gradient(tensor) for tensor in tensors]
-            predictions = exit_(self.trainer.stages[window.last].main(tensors), training=True)
+            features = self.trainer.stages[window.last].main(tensors)
+            predictions = exit_(features, training=True)
             loss = exit_.compute_loss(
                 x=None, y=labels, y_pred=predictions, sample_weight=weights, training=True
             )
+            loss = exit_.local_loss(loss, inputs, features, labels)
             total = tf.add_n([loss, *penalties]) if penalties else loss
         variables = self._variables(number)
         gradients = tape.gradient(total, variables)

@@ -10,6 +10,12 @@ import keras
 from tflms.errors import ConfigError
 
 HEADS = ("pool_linear", "mlp", "conv", "lm_linear", "lm_lowrank", "lm_tied")
+_UPSAMPLING = (
+    keras.layers.UpSampling1D,
+    keras.layers.UpSampling2D,
+    keras.layers.UpSampling3D,
+)
+HEAD_OPTIONS = ("hidden", "initializer", "rank", "table")
 
 
 class TiedReadOut(keras.layers.Layer):
@@ -76,6 +82,7 @@ def make_head(
         raise ConfigError(f"initializer={initializer!r} is unknown; use 'task' or 'zero'")
     size = outputs.shape[-1]
     activation = _activation_of(outputs)
+    factors: tuple[int, ...] = ()
     last = "zeros" if initializer == "zero" else "glorot_uniform"
     inputs = keras.Input(batch_shape=(None, *shape[1:]), dtype=dtype)
     if kind.startswith("lm_"):
@@ -103,14 +110,34 @@ def make_head(
         x = keras.layers.ReLU()(x)
         x = _pooled(x)
     else:
-        # An output with positions (a language model, a segmentation) keeps them; else pool.
-        x = inputs if len(outputs.shape) == len(shape) else _pooled(inputs)
+        # An output with positions (a language model, a segmentation) keeps them.
+        if len(outputs.shape) > 2:
+            factors = _larger(outputs.shape, shape, kind)
+        x = inputs if factors else _pooled(inputs)
         if kind == "mlp":
             x = keras.layers.Dense(hidden, activation="relu")(x)
     x = keras.layers.Dense(
         size, activation=activation, kernel_initializer=last, dtype=outputs.dtype
     )(x)
+    if any(factor > 1 for factor in factors):
+        upsampling = _UPSAMPLING[len(factors) - 1]
+        x = upsampling(factors[0] if len(factors) == 1 else factors)(x)
     return keras.Model(inputs, x, name=name)
+
+
+def _larger(output: Sequence[Any], shape: Sequence[Any], kind: str) -> tuple[int, ...]:
+    """Return by how much the output has more positions than the chunk's output, per axis.
+
+    Raises:
+        ConfigError: a head of this kind cannot lead from one to the other.
+    """
+    pairs = list(zip(output[1:-1], shape[1:-1], strict=False))
+    if len(output) != len(shape) or any(large % small for large, small in pairs):
+        raise ConfigError(
+            f"head {kind!r} leads from {tuple(shape)} to no output of shape {tuple(output)}; give "
+            "heads= a function from the chunk's output shape to a model, or move the cut"
+        )
+    return tuple(large // small for large, small in pairs)
 
 
 def _pooled(x: Any) -> Any:
@@ -141,4 +168,7 @@ def _called(kind: Callable[..., Any], shape: Sequence[int | None], *, dtype: str
     if isinstance(head, keras.Model) and head.built:
         return head
     inputs = keras.Input(batch_shape=(None, *shape[1:]), dtype=dtype)
-    return keras.Model(inputs, head(inputs), name=name)
+    model = keras.Model(inputs, head(inputs), name=name)
+    if hasattr(head, "local_loss"):
+        model.local_loss = head.local_loss
+    return model

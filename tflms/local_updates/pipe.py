@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tflms.errors import ConfigError
 from tflms.local_updates.assembly import named_results
+from tflms.local_updates.batches import unpack_batch
 from tflms.local_updates.channels import Channel
 from tflms.local_updates.failure import ChunkError
 from tflms.local_updates.optimizers import learning_rate
@@ -38,6 +38,7 @@ class PipeRuntime:
         self._failure: ChunkError | None = None
         self._front: Channel | None = None
         self._sent = 0
+        self._drained: int | None = None
         self._live: dict[str, Any] = {}
         self._saving: dict[int, tuple[int, Callable[[], None]]] = {}
         self._opened = False
@@ -80,6 +81,7 @@ class PipeRuntime:
     def session(self, name: str) -> Iterator[None]:
         """Surround ``fit``: whatever happens, the chunks end with it."""
         if name != "fit":
+            self.drain()  # so that all chunks are read at one batch
             self._evaluating = True
             try:
                 yield
@@ -113,8 +115,9 @@ class PipeRuntime:
 
     def drain(self) -> None:
         """Send an epoch token and wait until every chunk has met it."""
-        if not self._opened or self._evaluating:
+        if not self._opened or self._evaluating or self._drained == self._sent:
             return
+        self._drained = self._sent
         self.token("epoch")
         self.wait_for("epoch")
         self.gathered()
@@ -124,17 +127,13 @@ class PipeRuntime:
     # -- feeding -------------------------------------------------------------------------------
 
     def _feed(self, iterator: Any) -> dict[str, Any]:
-        data = next(iterator)
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        labels = keras.tree.flatten(y)
-        if len(labels) != 1:
-            raise ConfigError(f"labels are a structure of {len(labels)} tensors; give one")
-        tensors = [*keras.tree.flatten(x), *labels, *([] if weights is None else [weights])]
+        inputs, labels, weights = unpack_batch(next(iterator))
+        tensors = [*inputs, labels, *([] if weights is None else [weights])]
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not self._opened:
             self._sent = self.trainer.batches_done
             self._front = self.open([tensor.dtype for tensor in tensors])
-            self._opened = True
+            self._opened, self._drained = True, None
             if not self.trainer.resumed:
                 self.token("reset")
         facts = {

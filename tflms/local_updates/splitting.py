@@ -46,8 +46,10 @@ def split(
         raise ConfigError(f"balance={balance!r} is unknown; use 'time' or 'memory'")
     if chunks is not None and at is not None:
         raise ConfigError("give chunks= or at=, not both: at= already fixes how many chunks")
-    if chunks is not None and chunks < 1:
-        raise ConfigError(f"chunks={chunks} makes no sense; use 1 or more")
+    if chunks is not None and (not isinstance(chunks, int) or chunks < 1):
+        raise ConfigError(f"chunks={chunks!r} is no number of chunks; use 1 or more")
+    if isinstance(at, str):
+        raise ConfigError(f"at={at!r} is one name; give a list, with a name per cut")
     network = read_network(model)
     measures = measure(network, batch_size=batch_size)
     if at is not None:

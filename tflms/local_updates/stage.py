@@ -29,6 +29,21 @@ class Exit(keras.Model):
         """Return predictions from the chunk's main output."""
         return outputs if self.head is None else self.head(outputs, training=training)
 
+    def local_loss(self, loss: Any, inputs: Sequence[Any], features: Any, labels: Any) -> Any:
+        """Return the loss with what the head's own ``local_loss`` adds to it, if it has one.
+
+        Args:
+            loss: the task loss of a batch.
+            inputs: the tensors that entered the chunk; they are data, no gradient passes them.
+            features: the chunk's output that the head reads.
+            labels: the batch's labels.
+        """
+        own = getattr(self.head, "local_loss", None)
+        if own is None:
+            return loss
+        data = [tf.stop_gradient(tensor) for tensor in inputs]
+        return loss + tf.cast(own(data, features, labels), loss.dtype)
+
     def track_loss(self, loss: Any, *, examples: Any) -> None:
         """Add a batch's loss to the running mean that is reported as ``loss``."""
         # Keras divides a loss by the number of replicas: undo it for the report, as fit() does.

@@ -95,7 +95,7 @@ def train_step(
     head_gradients: list[Any] = []
     loss = None
     if stage.own_window is not None:
-        own, head_gradients, loss = _exit(stage, outputs, penalties, labels, weights)
+        own, head_gradients, loss = _exit(stage, inputs, outputs, penalties, labels, weights)
 
     gathered: list[list[Any]] = []
     gradients: list[Any] = []
@@ -136,7 +136,12 @@ def _scaled(stage: Stage, loss: Any) -> Any:
 
 
 def _exit(
-    stage: Stage, outputs: list[Any], penalties: list[Any], labels: Any, weights: Any
+    stage: Stage,
+    inputs: Sequence[Any],
+    outputs: list[Any],
+    penalties: list[Any],
+    labels: Any,
+    weights: Any,
 ) -> tuple[list[Any], list[Any], Any]:
     """Return the cotangents of the chunk's outputs, the head's gradients, and the loss."""
     exit_ = stage.exit
@@ -148,6 +153,7 @@ def _exit(
         loss = exit_.compute_loss(
             x=None, y=labels, y_pred=predictions, sample_weight=weights, training=True
         )
+        loss = exit_.local_loss(loss, inputs, stage.main(outputs), labels)
         scaled = _scaled(stage, loss)
     head_variables = list(exit_.trainable_variables)
     found = tape.gradient(scaled, [*leaving, *head_variables])

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tflms.errors import ConfigError
 from tflms.local_updates.assembly import build_stages, exits_of, named_results
+from tflms.local_updates.batches import unpack_batch
 from tflms.local_updates.evaluation import EXITS, ensemble, exit_model
 from tflms.local_updates.failure import ChunkError
 from tflms.local_updates.optimizers import (
@@ -24,12 +25,11 @@ from tflms.local_updates.optimizers import (
 from tflms.local_updates.plan import SplitPlan
 from tflms.local_updates.resuming import Resuming
 from tflms.local_updates.runtimes import make_runtime
+from tflms.local_updates.settings import check_plan, check_settings
 from tflms.local_updates.splitting import split
 from tflms.local_updates.stage import Exit, examples_in
 from tflms.local_updates.sweep import Sweep
 from tflms.local_updates.windows import windows_of
-
-RUNTIMES = ("fused", "threads", "processes")
 
 
 class LocalTrainer(Resuming, keras.Model):
@@ -86,14 +86,19 @@ class LocalTrainer(Resuming, keras.Model):
         stop_on_nan: bool = True,
     ) -> None:
         super().__init__(name=f"local_{model.name}")
+        check_settings(
+            method=method,
+            runtime=runtime,
+            form=form,
+            sync_every=sync_every,
+            heads=heads,
+            queue_size=queue_size,
+            timeout=timeout,
+        )
+        if plan is not None:
+            check_plan(plan, model)
         if plan is None or method == "greedy":
             plan = split(model, batch_size=32 if plan is None else plan.batch_size)
-        if plan.model is not model:
-            raise ConfigError("plan= was made for another model; call split() with this one")
-        if runtime not in RUNTIMES:
-            raise ConfigError(f"runtime={runtime!r} is unknown; use one of {', '.join(RUNTIMES)}")
-        if queue_size < 1:
-            raise ConfigError(f"queue_size={queue_size} lets no batch through; use 1 or more")
         self.plan = plan
         self.method = method
         self.form = form
@@ -104,10 +109,14 @@ class LocalTrainer(Resuming, keras.Model):
         self.runtime_name = runtime
         self.windows = windows_of(method, chunks=len(plan.chunks), window=window, stride=stride)
         self.source = model
-        self._checks(runtime=runtime, form=form, sync_every=sync_every, heads=heads)
         self._stage_list = [
             build_stages(
-                plan, self.windows, heads=heads, head_options=head_options or {}, devices=devices
+                plan,
+                self.windows,
+                heads=heads,
+                head_options=head_options or {},
+                devices=devices,
+                here=runtime != "processes",
             )
         ]
         self.exit_models = [exit_ for _, exit_ in exits_of(self.stages)]
@@ -125,24 +134,6 @@ class LocalTrainer(Resuming, keras.Model):
     def stages(self) -> list[Any]:
         """The chunks at work, in order."""
         return list(self._stage_list[0])
-
-    def _checks(self, *, runtime: str, form: str, sync_every: int, heads: Any) -> None:
-        if form not in ("cotangent", "duplicates"):
-            raise ConfigError(f"form={form!r} is unknown; use 'cotangent' or 'duplicates'")
-        if form == "duplicates" and (self.method != "overlapping" or runtime != "fused"):
-            raise ConfigError(
-                "form='duplicates' is a form of method='overlapping' in runtime='fused'; the other "
-                "runtimes average by form='cotangent', which needs one message per neighbour"
-            )
-        if sync_every < 1 or (sync_every > 1 and form != "duplicates"):
-            raise ConfigError(
-                f"sync_every={sync_every}: 1, or more with form='duplicates', which averages copies"
-            )
-        if heads == "lm_tied" and runtime != "fused":
-            raise ConfigError(
-                "heads='lm_tied' reads a weight that another chunk updates; only runtime='fused' "
-                "has one copy at one time: use 'lm_linear' or 'lm_lowrank'"
-            )
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Return the whole model's output."""
@@ -238,12 +229,20 @@ class LocalTrainer(Resuming, keras.Model):
         self._runtime.drain()
         return self._runtime.results()
 
+    def _flatten_metrics_in_order(self, logs: dict[str, Any]) -> Any:
+        """Return results as Keras's calls do without ``return_dict``: the last exit's come first.
+
+        Keras would go by the names of metrics, and each exit has one called ``loss``.
+        """
+        names = named_results(self.stages, mode="all", ensemble=None)
+        values = [logs[name] for name in names if name in logs]
+        return values[0] if len(values) == 1 else values
+
     # -- steps of the fused runtime ------------------------------------------------------------
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Train all chunks on one batch, in order, within one graph."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        self._runtime.step(keras.tree.flatten(x), y, weights)
+        self._runtime.step(*unpack_batch(data))
         return named_results(self.stages, mode="all", ensemble=None)
 
     def fused_step(self, inputs: Sequence[Any], labels: Any, weights: Any) -> list[Any]:
@@ -252,8 +251,7 @@ class LocalTrainer(Resuming, keras.Model):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluate one batch at the exits that ``evaluate`` asks for."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        tensors = keras.tree.flatten(x)
+        tensors, y, weights = unpack_batch(data)
         predictions, penalties = [], []
         for stage in self.stages:
             tensors = stage.forward(tensors, training=False)
@@ -352,7 +350,17 @@ class LocalTrainer(Resuming, keras.Model):
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict with the whole model, as ``keras.Model.predict`` does."""
-        return super().predict(*args, **kwargs)
+        with self._runtime.session("predict"):
+            return super().predict(*args, **kwargs)
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on one batch as ``keras.Model.train_on_batch`` does, in the fused runtime."""
+        if self.runtime_name != "fused":
+            raise ConfigError(
+                f"train_on_batch() waits for each batch, runtime={self.runtime_name!r} has many on "
+                "the way; use fit()"
+            )
+        return super().train_on_batch(*args, **kwargs)
 
     def export(self, exit: int | None = None, **kwargs: Any) -> Any:
         """Return a plain Keras model that shares the trained weights.

@@ -70,7 +70,8 @@ class Gate:
         address = cluster.addresses[cluster.index]
         if is_open(address):
             raise ChunkError(
-                f"another program listens at {address}; is this chunk started twice?",
+                f"something else listens at {address}: is this chunk started twice, or is there "
+                "a second trainer in this process?",
                 chunk=cluster.index,
                 batch=None,
             )
