@@ -27,8 +27,8 @@ def test_every_strategy_trains_the_perceptron_alike_and_within_its_limit():
                "revolve_heterogeneous", "drop_inputs")  # fmt: skip
     configs = [{"strategy": s, "memory_limit": 0.6, "batch_size": 2048} for s in limited]
     configs += [{"strategy": s, "batch_size": 2048} for s in ("periodic", "recompute_all")]
-    plain, runs = trained("mlp", configs, memory="1GB")
-    buffer = 2048 * 512 * 4  # threads may hold one activation longer than was planned
+    plain, runs = trained("mlp", configs, memory="1GB", layers=20, width=128)
+    buffer = 2048 * 128 * 4  # threads may hold one activation longer than was planned
     for run in runs[: len(limited)]:
         assert run["predicted"] <= 0.61 * plain["peak"]
     for run in runs:
