@@ -79,3 +79,14 @@ def test_resnet_says_when_its_memory_is_not_enough(tmp_path):
     )
     assert status == 1
     assert "out of memory" in told and "OOM when allocating" in told
+
+
+def test_a_deep_resnet_recomputes_where_plain_runs_out_of_memory(tmp_path):
+    status, told = run_example(
+        *("deep_resnet.py", "--depth", "29", "--steps", "2", "--share", "0.6"), folder=tmp_path
+    )
+    assert status == 0, told
+    assert re.search(r"plain, [0-9.]+ MB: ResourceExhausted", told)
+    recomputed = re.search(r"trained, .* (\d+) operations run again", told)
+    assert recomputed and int(recomputed[1]) > 50
+    assert "bit by bit: True" in told
