@@ -29,9 +29,9 @@ def test_throughput_is_the_median_of_interleaved_rounds(monkeypatch, console):
 
     monkeypatch.setattr(bench_local, "_train", train)
     (row,) = bench_local.run(parts=["throughput"], rounds=3, batch=8, batches=5, console=console)
-    assert asked == [("one", 8, 5), ("two", 8, 5)] * 3
+    assert asked == [("one", 8, 5), ("two", 8, 5), ("one", 8, 5), ("one", 8, 5)] * 3
     assert row.value == 1.6 and row.met
-    assert "1.00 to 2.00 in 3 rounds" in row.detail
+    assert "1.00 to 2.00 in 3 rounds; two runs that share nothing: 2.00" in row.detail
     assert "1.600" in console.file.getvalue()
 
 

@@ -49,8 +49,9 @@ def study(
     optimizer: Callable[[], Any],
     loss: Any,
     seed: int = 0,
+    picture: str | Path | None = None,
 ) -> list[Run]:
-    """Run methods at batch sizes and count what each one takes to reach a loss.
+    """Run methods at batch sizes, count what each takes to reach a loss, and draw the frontier.
 
     Args:
         methods: by name, a function from the batch size to a fresh trainer.
@@ -61,6 +62,7 @@ def study(
         optimizer: makes an optimizer.
         loss: the task loss.
         seed: seed of the order of examples, the same for every method.
+        picture: file for cost against time of all runs, see ``draw``; None draws nothing.
 
     Returns:
         One record per method and batch size.
@@ -88,6 +90,8 @@ def study(
                     ),
                 )
             )
+    if picture is not None:
+        draw(found, picture)
     return found
 
 
