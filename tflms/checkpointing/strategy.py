@@ -28,6 +28,8 @@ from tflms.strategies import shapes, siblings
 Solver = Callable[[Chain, int | None], Schedule]
 _ATTEMPTS = 8
 _CLOSE = 100  # a peak within so many parts of the limit is as good as it gets
+# Threads that run operations side by side hold some values longer than one would: percent.
+_MARGIN = 3
 
 
 def _dropping(chain: Chain, limit: int | None) -> Schedule:
@@ -93,7 +95,7 @@ def run(
         phases: its phases.
         config: ``strategy`` says which schedule.
         costs: seconds and workspaces.
-        limit: bytes on the device; None where the strategy needs none.
+        limit: bytes on the device, of which 3 % are kept free; None where the strategy needs none.
 
     Raises:
         GraphError: the step is no chain.
@@ -120,6 +122,7 @@ class _Search:
     def run(self, limit: int | None) -> Checkpointed:
         if limit is None:
             return self._executed(self.solve(self.chain, None))
+        given, limit = limit, limit * (100 - _MARGIN) // 100
         plain = self._executed(rivals.save_all(self.chain))
         beside = plain.timeline.peak_bytes - plain.schedule.peak_bytes
         best: Schedule | None = None
@@ -147,7 +150,7 @@ class _Search:
                 if best is not None:
                     asked = max(asked, (best.peak_bytes + too_much) // 2)
         if best is None:
-            raise self._refuse(limit, lowest)
+            raise self._refuse(given, lowest and lowest * 100 // (100 - _MARGIN) + 2)
         return self._executed(best)
 
     def _solved(self, asked: int) -> Schedule | None:

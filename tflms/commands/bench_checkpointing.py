@@ -61,7 +61,7 @@ def run(
     model: str = "resnet50",
     image: int = 112,
     batch: int = 16,
-    limits: Sequence[float] = (0.8, 0.7, 0.6, 0.5),
+    limits: Sequence[float] = (0.02, 0.2, 0.4, 0.7),
     rounds: int = 7,
     strategies: Sequence[str] = RIVALS,
     plot: str | None = None,
@@ -76,7 +76,7 @@ def run(
         model: resnet50, resnet101, vgg16 or mlp (30 equal layers).
         image: edge of the images in pixels.
         batch: examples per step (128 times as many for the mlp).
-        limits: of device memory, as fractions of the plain peak.
+        limits: of device memory; 0 is the least that the optimum can keep, 1 the plain peak.
         rounds: steps that are timed per strategy and limit.
         strategies: rivals.
         plot: write a picture of times over limits to this file.
@@ -89,16 +89,21 @@ def run(
 
     from tflms import emulator
 
-    console = console or Console()
+    console = console or Console(width=max(100, Console().width))
     emulator.load(_ADDRESS_SPACE)
     tf.compat.v1.disable_eager_execution()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         bench = _Bench(model, image, batch, Path(folder) / "costs.json")
         plain_peak = bench.measure()
-        console.print(f"{model}: plain peak {format_bytes(plain_peak)}, costs measured")
+        least = bench.least()
+        console.print(
+            f"{model}: plain peak {format_bytes(plain_peak)}, least {format_bytes(least)} (told); "
+            "costs measured"
+        )
         for limit in limits:
-            found = bench.at_limit(int(limit * plain_peak), [OURS, *strategies], rounds)
+            nbytes = least + int(limit * (plain_peak - least))
+            found = bench.at_limit(nbytes, [OURS, *strategies], rounds)
             rows += found
             console.print(_table(found))
     console.print(_conclusion(rows), highlight=False)
@@ -137,21 +142,35 @@ class _Bench:
         ).save(self.costs)  # fmt: skip
         return run_steps(case, 2)[0]
 
-    def at_limit(self, limit: int, strategies: Sequence[str], rounds: int) -> list[Row]:
-        """Compare strategies at one limit; the plain step runs along."""
+    def least(self) -> int:
+        """Return the least limit that the optimum can keep, by prediction."""
+        try:
+            self._rewritten(OURS, 1)
+        except InfeasibleError as error:
+            return error.minimum_bytes or 0
+        return 0
+
+    def _rewritten(self, strategy: str, limit: int) -> tuple[Any, Any]:
         import tflms
 
+        case = self.build()
+        config = {
+            "strategy": strategy,
+            "memory_limit": limit,
+            "cost": str(self.costs),
+            "batch_size": 128 * self.batch if self.model == "mlp" else None,
+        }
+        fetches = [case.loss, case.train_op]
+        return case, tflms.rewrite(case.graph, config, loss=case.loss, fetches=fetches)
+
+    def at_limit(self, limit: int, strategies: Sequence[str], rounds: int) -> list[Row]:
+        """Compare strategies at one limit; the plain step runs along."""
         cases: dict[str, Any] = {"plain": self.build()}
         reports: dict[str, Any] = {}
         peaks: dict[str, int] = {}
         for name in strategies:
-            case = self.build()
-            config = {"strategy": name, "memory_limit": limit, "cost": str(self.costs),
-                      "batch_size": 128 * self.batch if self.model == "mlp" else None}  # fmt: skip
             try:
-                reports[name] = tflms.rewrite(
-                    case.graph, config, loss=case.loss, fetches=[case.loss, case.train_op]
-                )
+                case, reports[name] = self._rewritten(name, limit)
             except InfeasibleError:
                 continue
             cases[name] = case
@@ -195,7 +214,9 @@ def _interleaved(cases: dict[str, Any], rounds: int) -> dict[str, float]:
             sessions[name].run(case.init_op)
             sessions[name].run([case.loss, case.train_op], case.feed_dict(0))
         for step in range(1, rounds + 1):
-            for name, case in cases.items():
+            names = list(cases)  # another one comes first in each round
+            for name in names[step % len(names) :] + names[: step % len(names)]:
+                case = cases[name]
                 feeds = case.feed_dict(step)
                 begun = time.perf_counter()
                 sessions[name].run([case.loss, case.train_op], feeds)
@@ -244,7 +265,7 @@ def _table(rows: Sequence[Row]) -> Table:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in rows:
         if not row.step_seconds:
-            table.add_row(row.strategy, "does not fit")
+            table.add_row(row.strategy, *["-"] * 6, "")
             continue
         table.add_row(
             row.strategy, format_bytes(row.peak_bytes), format_bytes(row.predicted_bytes),
