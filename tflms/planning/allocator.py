@@ -8,10 +8,12 @@ small, and a hole that is taken is not always split. The same choices are made h
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 _UNIT = 256
+_FLOATING_PRICE = 0.25  # per byte of a buffer that had better come to lie elsewhere
 NEVER_WASTED_NBYTES = 128 * 1024 * 1024  # a hole that is larger by so much is always split
 NEVER_WASTED_ON_EMULATOR_NBYTES = 64 * 1024  # its allocator is told to split
 
@@ -54,6 +56,10 @@ class Arena:
         self.peak = max(self.peak, self.in_use)
         return True
 
+    def blocks(self) -> tuple[tuple[int, int, int], ...]:
+        """Return what is held, by address: buffer, address, bytes."""
+        return tuple(sorted(((b, at, n) for b, (at, n) in self._taken.items()), key=lambda x: x[1]))
+
     def free(self, buffer: int) -> None:
         """Take a buffer back and join its hole with its neighbours."""
         address, size = self._taken.pop(buffer)
@@ -82,6 +88,23 @@ class Arena:
         del self._hole_ending[address + size]
 
 
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """An allocation that finds no room.
+
+    Attributes:
+        event: its place in the list of events.
+        nbytes: what was asked for.
+        blocks: what is held then, by address: buffer, address, bytes.
+        capacity: bytes of the device.
+    """
+
+    event: int
+    nbytes: int
+    blocks: tuple[tuple[int, int, int], ...]
+    capacity: int
+
+
 def packs(
     persistent: Iterable[int],
     events: Sequence[Event],
@@ -90,7 +113,19 @@ def packs(
     waste: int = NEVER_WASTED_NBYTES,
     steps: int = 2,
 ) -> bool:
-    """Tell whether steps run in a device of that capacity, one after the other.
+    """Tell whether steps run in a device of that capacity, one by one (``overflow``)."""
+    return overflow(persistent, events, capacity, waste=waste, steps=steps) is None
+
+
+def overflow(
+    persistent: Iterable[int],
+    events: Sequence[Event],
+    capacity: int,
+    *,
+    waste: int = NEVER_WASTED_NBYTES,
+    steps: int = 2,
+) -> Overflow | None:
+    """Return the first allocation for which a device of that capacity has no room, or None.
 
     Args:
         persistent: bytes of what stays: variables and constants.
@@ -103,14 +138,51 @@ def packs(
     arena = Arena(capacity, waste)
     for number, nbytes in enumerate(persistent):
         if nbytes and not arena.allocate(-1 - number, nbytes):
-            return False
+            return Overflow(0, nbytes, arena.blocks(), capacity)
     for _ in range(steps):
-        for event in events:
+        for place, event in enumerate(events):
             if not event.nbytes:
                 arena.free(event.buffer)
             elif not arena.allocate(event.buffer, event.nbytes):
-                return False
-    return True
+                return Overflow(place, event.nbytes, arena.blocks(), capacity)
+    return None
+
+
+def cheapest_hole(
+    found: Overflow, price: Callable[[int], float | None], floating: Callable[[int], bool]
+) -> tuple[int, ...] | None:
+    """Return the buffers that are in the way of the cheapest hole for what found no room.
+
+    Args:
+        found: the allocation.
+        price: of taking a buffer away; None where it cannot be.
+        floating: whether one that cannot be taken away is so young that it could lie elsewhere in
+            the same stretch, if the others were gone before it came.
+
+    Returns:
+        their numbers, by address; None where no stretch of addresses can be cleared.
+    """
+    need = -(-found.nbytes // _UNIT) * _UNIT
+    best: tuple[float, tuple[int, ...]] | None = None
+    window: deque[tuple[int, float, int, int]] = deque()  # buffer, cost, floating bytes, end
+    start, total, afloat = 0, 0.0, 0  # of the stretch that ends at the block that is looked at
+    for buffer, address, size in (*found.blocks, (0, found.capacity, 0)):
+        while window and address - window[0][3] >= need + afloat - window[0][2]:
+            _, cost, floats, start = window.popleft()
+            total, afloat = total - cost, afloat - floats
+        if address - start >= need + afloat and (best is None or total < best[0]):
+            best = (total, tuple(entry[0] for entry in window))
+        cost_or_none = price(buffer) if size else None
+        floats = 0
+        if cost_or_none is None and size and floating(buffer):
+            cost_or_none, floats = size * _FLOATING_PRICE, size
+        if cost_or_none is None:
+            window.clear()
+            start, total, afloat = address + size, 0.0, 0
+        else:
+            window.append((buffer, cost_or_none, floats, address + size))
+            total, afloat = total + cost_or_none, afloat + floats
+    return None if best is None else best[1]
 
 
 def least_capacity(

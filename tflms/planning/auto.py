@@ -77,6 +77,8 @@ class Problem:
         costs: rates of the link.
         limit: bytes that the device may hold.
         host_limit: bytes that may be parked at one time, or None.
+        away: per value, places at which it must not be on the device, whatever the sum is: its
+            buffer would be in the way of another.
     """
 
     order: tuple[OpId, ...]
@@ -89,16 +91,38 @@ class Problem:
     costs: Costs
     limit: int
     host_limit: int | None = None
+    away: Mapping[ValueId, tuple[int, ...]] = field(default_factory=dict)
+
+    def may_be_away(self, value: ValueId, place: int) -> Gap | None:
+        """Return the gap in which a value can be gone at a place, or None.
+
+        Between its ends there are an operation that can wait for the copy out, up to the place,
+        and one behind it that can start the copy back.
+        """
+        for gap in self.gaps.get(value, ()):
+            if gap.after < place < gap.until:
+                gate = self.gates[gap.after + 1 : place + 1].any()
+                return gap if gate and self.anchors[place : gap.until].any() else None
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided, and the peak that the planner expects; ``exhausted``: nothing is left."""
+    """What was decided, and the peak that the planner expects.
+
+    Attributes:
+        choices: the values that are parked.
+        peak_bytes: what the device holds at most.
+        feasible: whether all limits are met.
+        exhausted: nothing is left that could be parked.
+        stays: per gap that is used, its value and the first and last place at which it is away.
+    """
 
     choices: tuple[Choice, ...]
     peak_bytes: int
     feasible: bool
     exhausted: bool = False
+    stays: tuple[tuple[ValueId, int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -140,7 +164,8 @@ def _choose(problem: Problem, target: int) -> tuple[list[Gap], bool]:
     """Take gaps until the target holds; False where all that help were taken and it does not."""
     gaps = [gap for value in problem.gaps for gap in problem.gaps[value]]
     resident = problem.resident.astype(np.int64).copy()
-    if not gaps or int(resident.max(initial=0)) <= target:
+    kept = {(g.value, g.until) for g in gaps if _away_in(problem, g)}
+    if not gaps or (int(resident.max(initial=0)) <= target and not kept):
         return [], bool(int(resident.max(initial=0)) <= target)
     after = np.array([g.after for g in gaps])
     until = np.array([g.until for g in gaps])
@@ -149,7 +174,10 @@ def _choose(problem: Problem, target: int) -> tuple[list[Gap], bool]:
     moving = nbytes / problem.costs.to_host + nbytes / problem.costs.to_device
     hidden = np.minimum(1.0, (away + 1e-9) / (moving + 1e-9))
     free = np.ones(len(gaps), bool)
-    chosen: list[int] = []
+    chosen = [i for i, g in enumerate(gaps) if (g.value, g.until) in kept]
+    for pick in chosen:
+        free[pick] = False
+        resident[after[pick] + 1 : until[pick]] -= nbytes[pick]
     fits = True
     while True:
         worst = int(np.argmax(resident))
@@ -173,10 +201,17 @@ def _choose(problem: Problem, target: int) -> tuple[list[Gap], bool]:
         resident[after[pick] + 1 : until[pick]] -= nbytes[pick]
     for pick in sorted(chosen, key=lambda i: (int(nbytes[i]), i)):  # give back what is needless
         stretch = slice(int(after[pick]) + 1, int(until[pick]))
+        if (gaps[pick].value, gaps[pick].until) in kept:
+            continue
         if fits and int(resident[stretch].max(initial=0)) + nbytes[pick] <= target:
             resident[stretch] += nbytes[pick]
             chosen.remove(pick)
     return [gaps[i] for i in chosen], fits
+
+
+def _away_in(problem: Problem, gap: Gap) -> list[int]:
+    """Places in a gap at which its value must be gone."""
+    return [p for p in problem.away.get(gap.value, ()) if gap.after < p < gap.until]
 
 
 def _place(problem: Problem, taken: Sequence[Gap]) -> Decision:
@@ -194,7 +229,9 @@ def _place(problem: Problem, taken: Sequence[Gap]) -> Decision:
             by_value.setdefault(window.gap.value, []).append(window)
     choices = tuple(_choice(problem, by_value[v]) for v in sorted(by_value))
     peak = int(resident.max(initial=0))
-    return Decision(choices, peak, peak <= problem.limit and _host_fits(problem, windows))
+    stays = tuple((w.gap.value, w.gone, w.back) for w in windows if w.gone <= w.back)
+    fits = peak <= problem.limit and _host_fits(problem, windows)
+    return Decision(choices, peak, fits, stays=stays)
 
 
 def _next(places: Ints, after: int) -> int:
@@ -224,6 +261,9 @@ def _place_outs(problem: Problem, places: Ints, windows: list[_Window], resident
         relaxed = int(places[at]) if at < len(places) else 1 << 60
         soonest = _next(places, made)
         window.gone = max(soonest, min(relaxed, window.gap.until - 1))
+        if asked := _away_in(problem, window.gap):
+            latest = int(places[int(np.searchsorted(places, min(asked), side="right")) - 1])
+            window.gone = max(soonest, min(window.gone, latest))
         pending.append((soonest, window))
     for window in windows:
         if first[window.gap.value] is not window:
@@ -257,6 +297,8 @@ def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident:
             window.back = window.gone - 1  # no operation lies between: it stays
             resident[window.gone : use] += gap.nbytes
             continue
+        if asked := _away_in(problem, gap):
+            low = max(low, int(np.searchsorted(places, max(asked), side="left")))
         earliest = int(places[min(max(wanted, low), last)])
         stretch = resident[earliest + 1 : use] + gap.nbytes
         over = np.flatnonzero(stretch > problem.limit)

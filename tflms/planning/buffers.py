@@ -56,6 +56,7 @@ class Buffers:
         ins: copies back. copies: both, by operation.
         waits: per operation that waits for copies, those.
         persistent: bytes of each variable and constant.
+        initial: those of the constants that variables were started with.
     """
 
     root: Ints
@@ -76,16 +77,34 @@ class Buffers:
     copies: Mapping[int, Transfer]
     waits: Mapping[int, tuple[OpId, ...]]
     persistent: tuple[int, ...]
+    initial: tuple[int, ...]
 
     @staticmethod
-    def of(graph: Graph, weights: Sizes, within: set[OpId]) -> Buffers:
-        """Compile the operations of a step; ``weights`` are of this very graph."""
-        return _Compiler(graph, weights, within).compile()
+    def of(
+        graph: Graph,
+        weights: Sizes,
+        within: set[OpId],
+        *,
+        initial: tuple[int, ...] | None = None,
+    ) -> Buffers:
+        """Compile the operations of a step.
+
+        Args:
+            graph: the graph.
+            weights: of this very graph.
+            within: the operations that run.
+            initial: bytes of constants that variables were started with, where they are known.
+        """
+        if initial is None:
+            initial = tuple(_initial_constants(graph, weights, within))
+        return _Compiler(graph, weights, within, initial).compile()
 
 
 class _Compiler:
-    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId]) -> None:
-        self.graph, self.weights, self.within = graph, weights, within
+    def __init__(
+        self, graph: Graph, weights: Sizes, within: set[OpId], initial: tuple[int, ...]
+    ) -> None:
+        self.graph, self.weights, self.within, self.initial = graph, weights, within, initial
         self.buffer = [-1] * graph.value_count
         self.root: list[int] = []
         self.producer: list[int] = []
@@ -105,7 +124,7 @@ class _Compiler:
         self.folded = kernels.folded(graph, order)
         for op_id in order:
             self._make(op_id)
-        self.persistent += _initial_constants(graph, self.weights, within)
+        self.persistent += self.initial
         uses: list[list[int]] = [[] for _ in self.root]
         donor: list[int] = []
         heir: list[int] = []
@@ -202,7 +221,7 @@ class _Compiler:
             _ints(self.root), _ints(self.producer), _ints(self.nbytes), _ints(flat), _ints(starts),
             _ints(used), _ints(donor), _ints(heir), _ints(taker), _ints(write_op),
             _ints(write_read), _ints(write_nbytes), tuple(outs), tuple(out_uses), tuple(ins),
-            copies, waits, tuple(n for n in self.persistent if n),
+            copies, waits, tuple(n for n in self.persistent if n), self.initial,
         )  # fmt: skip
 
     def _transfer(self, op_id: OpId, *, out: bool) -> Transfer:

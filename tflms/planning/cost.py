@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,28 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
         int(op.attrs.get("variable_nbytes", 0)) for op in graph.ops() if on_device[op.id]
     )
     return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), variables)
+
+
+def with_inserted(graph: Graph, weights: Sizes) -> Sizes:
+    """Weigh what was inserted since a graph was weighed; nothing else is looked at again."""
+    nbytes = list(weights.nbytes[: graph.value_count])
+    on_device = list(weights.on_device[: graph.size])
+    unknown = set(weights.unknown)
+    for op_id in range(len(on_device), graph.size):
+        if not graph.has(op_id):
+            on_device.append(False)
+            continue
+        op = graph.op(op_id)
+        twin = op if op.origin is None else graph.op(op.origin)
+        sources = op.inputs if op.origin is None else twin.outputs
+        for value, source in zip(op.outputs, sources, strict=False):
+            nbytes += [0] * (value - len(nbytes))
+            nbytes.append(nbytes[source])
+            if source in unknown:
+                unknown.add(value)
+        place = twin.id if op.origin is not None else graph.value(op.inputs[0]).op
+        on_device.append(not op.role.startswith("swap") and on_device[place])
+    return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), weights.variable_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +193,7 @@ def _same_device(device: str, chosen: str) -> bool:
     return short_device(device) == short_device(chosen)
 
 
+@functools.lru_cache(maxsize=1024)
 def short_device(device: str) -> str:
     """Return ``EMU:0`` of ``/job:localhost/replica:0/task:0/device:EMU:0`` and of ``/emu:0``."""
     last = device.rstrip("/").rpartition("/")[2]

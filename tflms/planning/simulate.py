@@ -9,7 +9,7 @@ replayed for many orders.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,29 @@ from tflms.planning.cost import Costs, Sizes, static_costs
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _TOP = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What a step asks of the device's allocator, in order.
+
+    Attributes:
+        persistent: bytes of what is allocated for good.
+        events: what comes and goes.
+        places: per event, the place of the operation in the order.
+        tenants: per buffer, the values that it holds one after another, each with the place from
+            which on.
+    """
+
+    persistent: tuple[int, ...]
+    events: tuple[Event, ...]
+    places: tuple[int, ...]
+    tenants: Mapping[int, Sequence[tuple[int, ValueId]]]
+
+    def tenant(self, buffer: int, place: int) -> ValueId | None:
+        """Return the value that a buffer holds at a place; None for workspaces."""
+        held = [made for made in self.tenants.get(buffer, ()) if made[0] <= place]
+        return max(held)[1] if held else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +122,26 @@ def simulate(
     return Replay(graph, weights, within, costs).run(chosen)
 
 
+def _lasts(copy: int, pace: int) -> bool:
+    """Tell whether a copy is taken to be slow."""
+    return pace == 0 or (pace > 1 and (copy * 2654435761 >> (5 + pace)) & 1 == 1)
+
+
 class Replay:
     """A compiled graph; ``run`` replays it in one order and takes milliseconds."""
 
-    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId], costs: Costs) -> None:
-        self._buffers = Buffers.of(graph, weights, within)
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Sizes,
+        within: set[OpId],
+        costs: Costs,
+        *,
+        like: Replay | None = None,
+    ) -> None:
+        """Compile a graph; ``like`` is a replay of it with other operations inserted, or none."""
+        known = None if like is None else like._buffers.initial
+        self._buffers: Buffers = Buffers.of(graph, weights, within, initial=known)
         self._graph, self._costs = graph, costs
         self._persistent = sum(self._buffers.persistent)
         size = graph.size
@@ -160,12 +198,14 @@ class Replay:
         start: Floats,
         transfers: Sequence[tuple[OpId, float, float]],
         count: int,
+        pace: int = 0,
     ) -> tuple[Ints, Ints]:
         """Last place of every buffer, and which (donor, heir) pairs share one."""
         b = self._buffers
         reading = position[b.use_op]
         for use, transfer in zip(b.out_uses, b.outs, strict=True):
-            reading[use] = self._released(transfer, position, start, transfers, count)
+            if _lasts(transfer.op, pace):
+                reading[use] = self._released(transfer, position, start, transfers, count)
         ends = position[b.producer]
         if len(b.use_starts):
             ends[b.used] = np.maximum(ends[b.used], np.maximum.reduceat(reading, b.use_starts))
@@ -179,14 +219,22 @@ class Replay:
         born[b.heir[taken]] = False
         return alive, born
 
-    def events(self, order: Sequence[OpId]) -> tuple[tuple[int, ...], list[Event]]:
-        """Return what is allocated for good, and what comes and goes in a step, in order."""
+    def events(self, order: Sequence[OpId], pace: int = 0) -> Events:
+        """Return what is allocated for good, and what comes and goes in a step, in order.
+
+        Args:
+            order: of all operations.
+            pace: how fast copies are. At 0 each copy out takes until an operation waits for it; at
+                1 none takes any time; above, some are fast and some slow, another choice for each
+                number. Copies back get their buffer with the operation behind the one that they
+                wait for, or at a pace of 0 and now and then above 1 at once.
+        """
         b = self._buffers
         sequence = np.asarray(order, np.int64)
         position = np.zeros(self._graph.size, np.int64)
         position[sequence] = np.arange(len(order))
         start, _, transfers, _ = self._clock(sequence, position)
-        ends, taken = self._lifetimes(position, start, transfers, len(order))
+        ends, taken = self._lifetimes(position, start, transfers, len(order), pace)
         alive, born = self._bounds(taken)
         home = list(range(len(b.nbytes)))
         for donor, heir in sorted(
@@ -194,20 +242,30 @@ class Replay:
             key=lambda pair: int(position[b.producer[pair[1]]]),
         ):
             home[heir] = home[donor]
-        comes: list[list[int]] = [[] for _ in order]
-        goes: list[list[int]] = [[] for _ in order]
         sized = b.nbytes > 0
+        # Sorted by place; at a place results come first, then scratch memory, then what goes.
+        found: list[tuple[int, int, Event]] = []
         for buffer in np.flatnonzero(born & sized).tolist():
-            comes[int(position[b.producer[buffer]])].append(buffer)
+            op = int(b.producer[buffer])
+            at = int(position[op])
+            copied = op in b.copies and not _lasts(op, pace)
+            if copied and at + 1 < min(int(ends[buffer]), len(order)):
+                at += 1
+            found.append((at, 0, Event(buffer, int(b.nbytes[buffer]))))
+        scratch = self._workspace[sequence]
+        for at in np.flatnonzero(scratch).tolist():
+            found.append((at, 1, Event(-1 << 40, int(scratch[at]))))
+            found.append((at, 2, Event(-1 << 40, 0)))
         for buffer in np.flatnonzero(alive & sized).tolist():
-            goes[min(int(ends[buffer]), len(order) - 1)].append(home[buffer])
-        found: list[Event] = []
-        for place, op in enumerate(order):
-            found += [Event(buffer, int(b.nbytes[buffer])) for buffer in comes[place]]
-            if scratch := int(self._workspace[op]):
-                found += [Event(-1 << 40, scratch), Event(-1 << 40, 0)]
-            found += [Event(buffer, 0) for buffer in goes[place]]
-        return b.persistent, found
+            at = min(int(ends[buffer]), len(order) - 1)
+            found.append((at, 3, Event(home[buffer], 0)))
+        found.sort(key=lambda entry: entry[:2])
+        tenants: dict[int, list[tuple[int, ValueId]]] = {}
+        for buffer in np.flatnonzero(sized).tolist():
+            made = (int(position[b.producer[buffer]]), ValueId(int(b.root[buffer])))
+            tenants.setdefault(home[buffer], []).append(made)
+        events, places = tuple(e for *_, e in found), tuple(at for at, *_ in found)
+        return Events(b.persistent, events, places, tenants)
 
     def _taken(self, position: Ints, ends: Ints) -> Ints:
         """Indices of the (donor, heir) pairs whose buffer is handed on, one per operation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,29 +11,35 @@ import numpy as np
 
 from tflms.config import Config
 from tflms.graph import effects
+from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases, with_edges
 from tflms.planning import auto, kernels
 from tflms.planning.allocator import (
     NEVER_WASTED_NBYTES,
     NEVER_WASTED_ON_EMULATOR_NBYTES,
+    Overflow,
+    cheapest_hole,
     least_capacity,
-    packs,
+    overflow,
 )
 from tflms.planning.auto import Choice, Decision, Gap, Problem
 from tflms.planning.buffers import rounded
-from tflms.planning.cost import Costs, Sizes, main_device, short_device, sizes
+from tflms.planning.cost import Costs, Sizes, main_device, short_device, sizes, with_inserted
 from tflms.planning.floor import Floor, floor, refuse
 from tflms.planning.schedule import list_schedule
-from tflms.planning.simulate import Replay, Timeline
+from tflms.planning.simulate import Events, Replay, Timeline
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies import shapes
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.swap import Swapped, selection
 from tflms.strategies.waiting import hold
 
-_ATTEMPTS = 16
-_ROOMY = 92  # percent of the limit: so far below it, fragmentation is left to chance
+_ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
+_FEWEST_ATTEMPTS = 10
+_JUDGED = 3  # plans of those that were tried, when a limit is refused
+_PACES = (1, 0, 2, 3, 4)  # of copies: a plan fits however fast the link turns out to be
+_SMALL_GRAPH = 2000
 _SIGNIFICANT = 500  # an operation counts that touches this part of the peak, or more
 
 
@@ -44,7 +51,8 @@ class Chain:
         ops: in planned order.
         heads: first operations of what the runtime may fuse; they wait by their input alone.
         needed: per operation id, the targets that need it, as bits.
-        feeds: per operation id, the placeholders that it depends on, as bits.
+        feeds: per operation id, the placeholders that it depends on, as bits; what the loss does
+            not need depends on all that the loss depends on, for no run has gradients without it.
     """
 
     ops: tuple[OpId, ...]
@@ -78,7 +86,15 @@ def chain(graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], l
         for op in touching
         if _may_be_fused(graph, phases, op) and graph.op(op).type in kernels.HEADS
     ]
-    return Chain(tuple(ops), tuple(heads), phases.needed_by, _feeds(graph, order))
+    feeds = _feeds(graph, order)
+    of_loss = 0
+    for op in order:
+        if op < graph.original_ops and phases.forward[op]:
+            of_loss |= feeds[op]
+    for op in order:
+        if op < graph.original_ops and not phases.forward[op]:
+            feeds[op] |= of_loss
+    return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds)
 
 
 def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId) -> bool:
@@ -121,16 +137,22 @@ def _feeds(graph: Graph, order: Sequence[OpId]) -> list[int]:
 
 
 def fix_order(engine: Engine, links: Chain) -> int:
-    """Put control edges between neighbours that nothing orders yet; return how many."""
+    """Put control edges between operations in planned order that nothing orders yet.
+
+    Operations that the same targets need and that depend on the same placeholders may all wait for
+    each other: they make one line, and each waits for the last of every line that it may wait for.
+
+    Returns:
+        how many edges were added.
+    """
     added = 0
+    last: dict[tuple[int, int], tuple[int, OpId]] = {}
     for place, op in enumerate(links.ops):
-        back = place - 1
-        while back >= 0 and not links.may_wait(op, links.ops[back]):
-            back -= 1
-        if back < 0 or engine.reach.precedes(links.ops[back], op):
-            continue
-        outcome = engine.apply(Application("order", {"a": links.ops[back], "b": op}))
-        added += isinstance(outcome, Applied)
+        for _, before in sorted(last.values(), reverse=True):
+            if links.may_wait(op, before) and not engine.reach.precedes(before, op):
+                outcome = engine.apply(Application("order", {"a": before, "b": op}))
+                added += isinstance(outcome, Applied)
+        last[(links.needed[op], links.feeds[op])] = (place, op)
     return added
 
 
@@ -270,31 +292,115 @@ def run(
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
     kind = short_device(config.device or main_device(graph)).partition(":")[0]
     waste = NEVER_WASTED_ON_EMULATOR_NBYTES if kind == "EMU" else NEVER_WASTED_NBYTES
-    target = limit
-    mark, best = len(graph.journal), None
-    for _ in range(_ATTEMPTS):
-        setup = problem(graph, weights, costs, ordered, links, wanted, limit=target,
-                        host_limit=host_limit)  # fmt: skip
+    setup = problem(graph, weights, costs, ordered, links, wanted, limit=limit,
+                    host_limit=host_limit)  # fmt: skip
+    attempts = max(_FEWEST_ATTEMPTS, _ATTEMPTS * _SMALL_GRAPH // max(len(order), _SMALL_GRAPH))
+    mark = len(graph.journal)
+    tried: list[tuple[int, Replay, list[OpId]]] = []
+    for _ in range(attempts):
         decision = auto.decide(setup)
         swapped = apply(engine, links, decision)
         inserted = step | {op.id for op in graph.ops() if op.role}
-        now = sizes(graph, device=config.device, batch_size=config.batch_size)
-        replay = Replay(graph, now, inserted, costs)
+        replay = Replay(graph, with_inserted(graph, weights), inserted, costs, like=replay)
         planned = [o for o in engine.witness if o in inserted]
         timeline = replay.run(planned)
-        persistent, events = replay.events(planned)
-        packed = timeline.peak_bytes <= limit and packs(
-            persistent, events, limit * 103 // 100, waste=waste
-        )
-        if packed or timeline.peak_bytes <= limit * _ROOMY // 100:
-            return Outcome(engine, swapped, timeline, lowest, edges, tuple(whole), packed)
-        least = least_capacity(persistent, events, timeline.peak_bytes, waste=waste)
-        best = min(least, best or least)
-        target -= max((timeline.peak_bytes - limit) // 2, limit // 100)
+        fits = timeline.peak_bytes <= limit
+        spill = None
+        for pace in _PACES if fits else ():
+            asked = replay.events(planned, pace)
+            spill = overflow(asked.persistent, asked.events, limit * 103 // 100, waste=waste)
+            if spill is not None:
+                break
+        if fits and spill is None:
+            return Outcome(engine, swapped, timeline, lowest, edges, tuple(whole))
+        tried.append((timeline.peak_bytes, replay, planned))
+        more = None
+        if spill is not None:
+            more = _in_the_way(graph, setup, decision, asked, spill, planned)
         graph.rollback(mark)
-        if decision.exhausted and target < limit * 9 // 10:
+        if more is not None:
+            setup = dataclasses.replace(setup, away=more)
+        elif decision.exhausted:
             break
-    raise refuse(graph, lowest, limit, best)
+        else:
+            step_down = max((timeline.peak_bytes - limit) // 2, limit // 100)
+            setup = dataclasses.replace(setup, limit=setup.limit - step_down)
+    raise refuse(graph, lowest, limit, _least(tried, waste))
+
+
+def _least(tried: Sequence[tuple[int, Replay, list[OpId]]], waste: int) -> int:
+    """The smallest limit that one of the plans with the lowest peaks would keep."""
+    best: int | None = None
+    for peak, replay, planned in sorted(tried, key=lambda plan: plan[0])[:_JUDGED]:
+        found = peak
+        for pace in _PACES:
+            asked = replay.events(planned, pace)
+            least = least_capacity(asked.persistent, asked.events, found, waste=waste)
+            found = max(found, least * 100 // 103 + 1)
+            if best is not None and found >= best:
+                break
+        best = found if best is None else min(found, best)
+    assert best is not None
+    return best
+
+
+def _in_the_way(
+    graph: Graph,
+    setup: Problem,
+    decision: Decision,
+    asked: Events,
+    spill: Overflow,
+    planned: Sequence[OpId],
+) -> dict[ValueId, tuple[int, ...]] | None:
+    """Ask for the values to be gone whose buffers leave no hole for what found none.
+
+    Returns:
+        per value, places at which it must be away; None where nothing can be done.
+    """
+    at = asked.places[spill.event]
+    place = _place_of(setup, planned, at)
+
+    def value_in(buffer: int) -> ValueId | None:
+        value = asked.tenant(buffer, at)
+        if value is not None and graph.producer(value).role == "swap_in":
+            value = original(graph, value)
+        return value
+
+    def price(buffer: int) -> float | None:
+        value = value_in(buffer)
+        if value is None or place in setup.away.get(value, ()):
+            return None
+        gap = setup.may_be_away(value, place)
+        return None if gap is None else float(gap.nbytes)
+
+    def floating(buffer: int) -> bool:
+        return buffer in asked.tenants
+
+    found = cheapest_hole(spill, price, floating)
+    if not found:
+        return None
+    values = [(buffer, value_in(buffer)) for buffer in found]
+    came = {b: asked.tenants[b][0][0] for b, v in values if price(b) is None}
+    moved = [v for b, v in values if b not in came and v is not None]
+    if not moved:
+        return None
+    earliest = min((_place_of(setup, planned, at) for at in came.values()), default=place)
+    away: dict[ValueId, tuple[int, ...]] = {}
+    for value, gone, back in decision.stays:  # what is parked stays so: less is held, never more
+        away[value] = (*away.get(value, ()), gone, back)
+    for value, places in setup.away.items():
+        away[value] = (*away.get(value, ()), *places)
+    for value in moved:
+        away[value] = (*away.get(value, ()), place)
+        if earliest < place and setup.may_be_away(value, earliest):
+            away[value] += (earliest,)
+    return {value: tuple(sorted(set(at))) for value, at in away.items()}
+
+
+def _place_of(setup: Problem, planned: Sequence[OpId], at: int) -> int:
+    """The place in the order without swaps that belongs to one in the order with them."""
+    before = set(planned[:at])
+    return min(sum(op in before for op in setup.order), len(setup.order) - 1)
 
 
 def outcome_of(
