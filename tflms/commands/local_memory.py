@@ -1,9 +1,9 @@
 """Trains by local updates and prints the peaks of memory above what is held at rest, in bytes.
 
 Usage: local_memory.py cpu|emu BATCH CASE..., a case being METHOD,ordered|loose|swapped: chunks in
-order, without an order, or rewritten for swapping. cpu: resident size of this process, which must
-be a fresh one, so one case alone. emu: bytes of the emulated accelerator's allocator. 16 tanh
-layers of 512; at batch 16384 one activation is 32 MiB.
+order, without an order, or rewritten for swapping; METHOD plain is Keras's own fit. cpu: resident
+size of this process, which must be a fresh one, so one case alone. emu: bytes of the emulated
+accelerator's allocator. 16 tanh layers of 512; at batch 16384 one activation is 32 MiB.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ def _status(field: str) -> int:
 def peak(device: str, batch: int, method: str, how: str) -> int:
     """Train two batches and return the peak."""
     keras.utils.set_random_seed(0)
-    stack = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(DEPTH)]
-    model = keras.Sequential([keras.Input((WIDTH,)), *stack, keras.layers.Dense(10)])
-    plan = split(model, chunks=CHUNKS[method], batch_size=batch)
-    devices = [emulator.device] * len(plan.chunks) if device == "emu" else None
-    trainer = LocalTrainer(model, plan, method=method, ordered=how != "loose", devices=devices)
+    place: Any = tf.device(emulator.device) if device == "emu" else nullcontext()
+    with place:
+        stack = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(DEPTH)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *stack, keras.layers.Dense(10)])
+    if method != "plain":
+        place = nullcontext()
+        plan = split(model, chunks=CHUNKS[method], batch_size=batch)
+        devices = [emulator.device] * len(plan.chunks) if device == "emu" else None
+        model = LocalTrainer(model, plan, method=method, ordered=how != "loose", devices=devices)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    trainer.compile(optimizer=keras.optimizers.SGD(0.01), loss=loss, jit_compile=False)
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss=loss, jit_compile=False)
     x = tf.random.normal((batch, WIDTH))
     y = np.random.default_rng(0).integers(0, 10, batch)
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat(2)
@@ -53,8 +57,8 @@ def peak(device: str, batch: int, method: str, how: str) -> int:
         rest = _status("VmRSS")
         with open("/proc/self/clear_refs", "w", encoding="ascii") as marks:
             marks.write("5")  # start the high-water mark anew
-    with swapped:
-        trainer.fit(dataset, epochs=1, verbose=0)
+    with swapped, place:
+        model.fit(dataset, epochs=1, verbose=0)
     return (emulator.stats().peak_bytes if device == "emu" else _status("VmHWM")) - rest
 
 
