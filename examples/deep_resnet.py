@@ -7,7 +7,9 @@
 The network (He et al. 2016, "Identity mappings", 16 images of 32 x 32 at a time) trains three
 times on the emulated accelerator: plain in a large memory, plain in a small one (which ends with
 ResourceExhausted), and in the same small one with a callback that recomputes. Nothing is copied to
-the host. Losses and final weights, moving statistics among them, are compared bit by bit.
+the host. Losses and final weights, moving statistics among them, are compared bit by bit. One
+operation runs at a time: else a plain run does not always equal itself, as the sum of several
+gradients starts with the one that is there first.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     from tflms import emulator
     from tflms.zoo import models
 
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     emulator.load(job["memory_bytes"])
     tf.config.experimental.enable_op_determinism()
     model = models.deep_resnet(job["depth"])
