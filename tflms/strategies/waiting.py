@@ -9,7 +9,7 @@ behind the last early use therefore waits for the copy: few values are on their 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, Use
@@ -51,8 +51,8 @@ def _wait(engine: Engine, one: Swapped) -> bool:
     return False
 
 
-def _behind(graph: Graph, phases: Phases, one: Swapped) -> list[OpId]:
-    """Operations of the step that need the value, from its last early use on, by level.
+def _behind(graph: Graph, phases: Phases, one: Swapped) -> Iterator[OpId]:
+    """Yield operations of the step that need the value, from its last early use on, by level.
 
     They are descendants of the value: whatever runs them runs it, and nothing can close a cycle.
     """
@@ -61,16 +61,14 @@ def _behind(graph: Graph, phases: Phases, one: Swapped) -> list[OpId]:
     seen = {op for op in _readers(graph, graph.value(one.value).op) if phases.forward[op]}
     heap = [(level[op], op) for op in seen]
     heapq.heapify(heap)
-    found: list[OpId] = []
     while heap and len(seen) < _VISITED:
         here, op = heapq.heappop(heap)
         if here > one.gone and phases.guard[op] == guard and graph.op(op).frame == frame:
-            found.append(op)
+            yield op
         for after in _readers(graph, op):
             if after not in seen and phases.forward[after]:
                 seen.add(after)
                 heapq.heappush(heap, (level[after], after))
-    return found
 
 
 def _readers(graph: Graph, op: OpId) -> list[OpId]:
