@@ -24,8 +24,8 @@ from tflms.local_updates.worker import Worker
 
 X, Y = data()
 CHUNKS = 3
-SHORT, LONG = 3, 20  # seconds: timeouts of the runs that must time out, and of the others
-FROZEN_SECONDS = 5
+SHORT, LONG = 5, 40  # seconds: timeouts of the runs that must time out, and of the others
+FROZEN_SECONDS = 8
 
 
 def trainer_for(runtime, method, queue_size, *, width=32, timeout=LONG):

@@ -45,7 +45,7 @@ FAULTS = {
     "chunked,2,exception": r"chunk 1 stopped at batch 2: ValueError: injected",
     "chunked,2,nan": r"chunk \d stopped at batch \d: its loss is no number",
     "chunked,2,other model": r"chunk 1 stopped before its first batch: its model, split",
-    "chunked,2,hang": r"chunk [12] stopped at batch \d: (no progress for 3 s|.*took no message)",
+    "chunked,2,hang": r"chunk [12] stopped at batch \d: (no progress for 5 s|.*took no message)",
     "chunked,2,frozen": r"chunk [12] stopped at batch \d: .*(not answer|no message|no progress)",
     "chunked,2,killed": r"chunk 1 stopped at batch \d: .*gone",  # the last: a process less
 }
@@ -61,7 +61,7 @@ def launch(chunks, script, *arguments, grace=30):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=160,
+        timeout=400,
         check=False,
     )
 
@@ -113,7 +113,7 @@ def test_a_fault_ends_every_process_with_an_error_that_names_chunk_and_batch(out
         if index != 1 and "nan" not in case:
             assert facts["chunk"] == 1, facts  # a frozen process itself blames whom it left waiting
         assert re.search(FAULTS[case], facts["error"]), facts
-        assert facts["seconds"] < 15
+        assert facts["seconds"] < 40
     assert outcomes["status"] != 0  # one was killed
 
 
