@@ -28,8 +28,8 @@ from tflms.strategies import shapes, siblings
 Solver = Callable[[Chain, int | None], Schedule]
 _ATTEMPTS = 8
 _CLOSE = 100  # a peak within so many parts of the limit is as good as it gets
-# Threads that run operations side by side hold some values longer than one would: percent.
-_MARGIN = 3
+# Threads that run operations side by side hold a value longer than one would: percent kept free.
+_LEAST_MARGIN, _MOST_MARGIN = 3, 6
 
 
 def _dropping(chain: Chain, limit: int | None) -> Schedule:
@@ -95,7 +95,8 @@ def run(
         phases: its phases.
         config: ``strategy`` says which schedule.
         costs: seconds and workspaces.
-        limit: bytes on the device, of which 3 % are kept free; None where the strategy needs none.
+        limit: bytes on the device, of which some percent are kept free; None where the strategy
+            needs none.
 
     Raises:
         GraphError: the step is no chain.
@@ -122,7 +123,7 @@ class _Search:
     def run(self, limit: int | None) -> Checkpointed:
         if limit is None:
             return self._executed(self.solve(self.chain, None))
-        given, limit = limit, limit * (100 - _MARGIN) // 100
+        given, limit = limit, self._planned(limit)
         plain = self._executed(rivals.save_all(self.chain))
         beside = plain.timeline.peak_bytes - plain.schedule.peak_bytes
         best: Schedule | None = None
@@ -150,8 +151,21 @@ class _Search:
                 if best is not None:
                     asked = max(asked, (best.peak_bytes + too_much) // 2)
         if best is None:
-            raise self._refuse(given, lowest and lowest * 100 // (100 - _MARGIN) + 2)
+            raise self._refuse(given, lowest and self._enough(lowest))
         return self._executed(best)
+
+    def _planned(self, limit: int) -> int:
+        """What a schedule is found for: the limit less one activation, within 3 to 6 % of it."""
+        activation = max(self.chain.activation_bytes[1:])
+        most = limit * _MOST_MARGIN // 100
+        return limit - max(limit * _LEAST_MARGIN // 100, min(activation, most))
+
+    def _enough(self, peak: int) -> int:
+        """The least limit for which a schedule with that peak is accepted."""
+        limit = peak * 100 // (100 - _LEAST_MARGIN)
+        while self._planned(limit) < peak:
+            limit += max(1, (peak - self._planned(limit)) // 2)
+        return limit
 
     def _solved(self, asked: int) -> Schedule | None:
         """The schedule for a limit; for one that is too small, the most saving one."""
