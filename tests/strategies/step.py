@@ -46,7 +46,9 @@ class Outcome:
         return self.phases.level[text.op_named(self.graph, name)]
 
 
-def rewrite(source, config=None, *, loss="loss", targets=("train",), **settings) -> Outcome:
+def rewrite(
+    source, config=None, *, loss="loss", targets=("train",), default_kind="CPU", **settings
+) -> Outcome:
     """Run all that a call of ``tflms.rewrite`` runs between reading and handing back."""
     config = Config(**{"min_swap_bytes": 0, **settings}) if config is None else config
     graph = text.parse(source)
@@ -60,7 +62,7 @@ def rewrite(source, config=None, *, loss="loss", targets=("train",), **settings)
     agreed = order.with_edges(graph, phases.order, pairs)
     engine = Engine(graph, phases, order=agreed)
     shapes.run(engine)
-    swapped = swap.run(engine, config)
+    swapped = swap.run(engine, config, default_kind=default_kind)
     siblings.run(engine, swapped, pairs if agreed is not None else [])
     waiting.run(engine, swapped)
     verify(graph)

@@ -240,6 +240,28 @@ def vanishes(op_type: str, readers: Iterable[str]) -> bool:
     return op_type in ("Pad", "PadV2") and any(reader in _PRODUCTS for reader in readers)
 
 
+# oneDNN's backward kernel is taken only where it reads, in this slot, what the forward one made.
+_PAIRS = {
+    ("MaxPool", "MaxPoolGrad"): 1,
+    ("MaxPool3D", "MaxPool3DGrad"): 1,
+    ("LRN", "LRNGrad"): 2,
+}
+
+
+def paired(op_type: str, reader: str, slot: int) -> bool:
+    """Tell whether TensorFlow's CPU pass looks at two operations as a pair.
+
+    Which of several equal maxima gets a gradient, and in which order sums are taken, differs
+    between oneDNN's kernel and TensorFlow's own: a copy between the two would change numbers.
+
+    Args:
+        op_type: the type of the operation of the forward phase.
+        reader: the type of one that reads what it makes.
+        slot: the input slot in which it does.
+    """
+    return _PAIRS.get((op_type, reader)) == slot
+
+
 def of(op_type: str) -> Effects:
     """Return what is known of an op type; of an unknown one, that nothing is."""
     return _TABLE.get(op_type, UNKNOWN)

@@ -32,3 +32,8 @@ def check_devices(config: Config) -> None:
                 f"{key} is {name!r} ({short_device(name) or 'no device'}); this process has "
                 f"{', '.join(sorted(kinds))}"
             )
+
+
+def default_kind() -> str:
+    """Return the kind of device for operations that name none, as far as it can be known now."""
+    return "GPU" if tf.config.get_visible_devices("GPU") else "CPU"

@@ -28,7 +28,7 @@ from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
 from tflms.runtime import survival, write
 from tflms.runtime.facts import Facts
-from tflms.runtime.placement import check_devices
+from tflms.runtime.placement import check_devices, default_kind
 from tflms.strategies import auto as automatic
 from tflms.strategies import shapes, siblings, waiting
 from tflms.strategies import swap as swapping
@@ -151,7 +151,7 @@ def propose(job: Job) -> Proposal | str:
         job.phases = dataclasses.replace(job.phases, order=tuple(agreed))
     engine = Engine(job.graph, job.phases, host_device=config.host_device)
     shapes.run(engine)
-    swapped = swapping.run(engine, config)
+    swapped = swapping.run(engine, config, default_kind=default_kind())
     siblings.run(engine, swapped, pairs)
     waiting.run(engine, swapped)
     return Proposal(engine, swapped)

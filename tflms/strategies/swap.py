@@ -10,6 +10,7 @@ from tflms.errors import ConfigError
 from tflms.graph import effects, liveness
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases
+from tflms.planning.cost import short_device
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.anchors import BY_NAME, Search
 
@@ -35,11 +36,16 @@ class _Candidate:
     reuse: int  # levels until the first use after that
 
 
-def run(engine: Engine, config: Config) -> list[Swapped]:
+def run(engine: Engine, config: Config, *, default_kind: str = "CPU") -> list[Swapped]:
     """Propose swaps by the paper's strategies and return those that were applied.
 
     Values are taken by distance of their reuse, farthest first, then by size, then by id, until
     ``n_tensors`` are swapped (arXiv 1807.02037, section 5; ties made deterministic).
+
+    Args:
+        engine: applies the rules.
+        config: what to swap, and how.
+        default_kind: the kind of device that runs operations which name none.
     """
     graph, phases = engine.graph, engine.phases
     search = Search(graph, phases, engine.reach, config.lb, config.ub)
@@ -50,7 +56,7 @@ def run(engine: Engine, config: Config) -> list[Swapped]:
         for op in phases.order
         if phases.step[op] and phases.forward[op]
         for value in graph.op(op).outputs
-        if value in wanted and (candidate := _candidate(search, config, value, read)) is not None
+        if value in wanted and (candidate := _candidate(search, config, value, read, default_kind))
     ]
     unknown = config.batch_size or 1
     candidates.sort(key=lambda c: (-c.reuse, -(graph.value(c.value).nbytes(unknown) or 0), c.value))
@@ -121,7 +127,7 @@ def _in_any(name: str, scopes: tuple[str, ...]) -> bool:
 
 
 def _candidate(
-    search: Search, config: Config, value: ValueId, read: Sequence[bool]
+    search: Search, config: Config, value: ValueId, read: Sequence[bool], default_kind: str
 ) -> _Candidate | None:
     graph, phases = search.graph, search.phases
     if not phases.activation[value]:
@@ -139,7 +145,9 @@ def _candidate(
     anchors: list[OpId] = []
     at = first
     while at < len(uses):  # a use without an anchor keeps the value, and all uses before it too
-        anchor = find(search, value, uses[at].op, gone + LEVELS_WITHOUT_GAIN - 1)
+        anchor = None
+        if not _paired(graph, uses[at], default_kind):
+            anchor = find(search, value, uses[at].op, gone + LEVELS_WITHOUT_GAIN - 1)
         at += 1
         if anchor is None:
             gone, first, anchors = level[uses[at - 1].op], at, []
@@ -149,6 +157,14 @@ def _candidate(
         return None
     served = tuple(zip(uses[first:], anchors, strict=True))
     return _Candidate(value, served, gone, level[uses[first].op] - gone)
+
+
+def _paired(graph: Graph, use: Use, default_kind: str) -> bool:
+    """Tell whether a kernel would be another one if its input came from a copy."""
+    op = graph.op(use.op)
+    maker = graph.producer(op.inputs[use.slot])
+    kind = short_device(maker.device).partition(":")[0] or default_kind
+    return kind == "CPU" and effects.paired(maker.type, op.type, use.slot)
 
 
 def _counts(graph: Graph, phases: Phases, use: Use) -> bool:
