@@ -33,6 +33,16 @@ def convolutional() -> tuple[Any, Any, Any]:
     return keras.Model(inputs, L.Dense(1)(x)), data(12, 12, 3), data(1, seed=2)
 
 
+def written_out() -> tuple[Any, Any, Any]:
+    """Activations and normalizations of many small operations, whose gradients are sums."""
+    inputs = keras.Input([8, 8, 4])
+    x = inputs
+    for _ in range(2):
+        x = L.Conv2D(4, 3, padding="same", activation="swish")(x)
+        x = L.LeakyReLU()(L.GroupNormalization(2)(L.Conv2D(4, 3, padding="same")(x)))
+    return keras.Model(inputs, L.Dense(1)(L.Flatten()(x))), data(8, 8, 4), data(1, seed=2)
+
+
 def shared() -> tuple[Any, Any, Any]:
     """One layer called three times, with a skip over it."""
     inputs = keras.Input([16])

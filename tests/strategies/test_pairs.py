@@ -1,4 +1,4 @@
-"""Kernels that TensorFlow's CPU pass chooses in pairs go on reading from each other."""
+"""What a rewrite leaves together, or unordered, so that TensorFlow takes the kernels it took."""
 
 from __future__ import annotations
 
@@ -75,3 +75,24 @@ def test_only_where_the_cpu_runs_a_pool_its_result_stays_for_the_gradient(device
     graph = outcome.graph
     pooled = graph.producer(graph.op(text.op_named(graph, "dh3")).inputs[1])
     assert (pooled.type == "MaxPool") == stays
+
+
+def test_elementwise_gradients_are_not_put_in_an_order():
+    # Grappler draws common factors out of their sums, where no control edge touches them.
+    source = (
+        chain(9)
+        .replace("a5 = MatMul(h4, r5)", "m = Mul(h4, h4) : f32[64,8]\na5 = MatMul(m, r5)")
+        .replace("dw5 = MatMul(h4, da5)", "dw5 = MatMul(m, da5)")
+        .replace(
+            "dh4 = MatMul(da5, r5) : f32[64,8]",
+            "dm = MatMul(da5, r5) : f32[64,8]\n"
+            "p = Mul(dm, h4) : f32[64,8]\ns = Neg(dm) : f32[64,8]\nt = Exp(s) : f32[64,8]\n"
+            "dh4 = AddN(p, t) : f32[64,8]",
+        )
+    )
+    outcome = rewrite(source, strategy="direct_order")
+    graph = outcome.graph
+    assert "h4" in outcome.names()
+    assert graph.op(text.op_named(graph, "s")).controls == []
+    ordered = graph.op(text.op_named(graph, "dh2")).controls
+    assert [graph.op(c).name for c in ordered] == ["dw3"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases
 from tflms.rewriting.engine import Application, Engine
@@ -30,7 +31,7 @@ def pairs(graph: Graph, phases: Phases) -> list[tuple[OpId, OpId]]:
         activations = [v for v in node.inputs if _parked(graph, phases, v)]
         if not activations:
             continue
-        if _grows(graph, node.outputs, activations):
+        if _grows(graph, node.outputs, activations) or not _settled(graph, op):
             continue
         for shared in node.inputs:
             if shared in activations or not _gradient(graph, phases, shared):
@@ -42,9 +43,25 @@ def pairs(graph: Graph, phases: Phases) -> list[tuple[OpId, OpId]]:
                 and phases.late(use.op)
                 and height[use.op] > height[op]
                 and graph.op(use.op).frame == node.frame == ""
+                and _settled(graph, use.op)
                 and not phases.needed_by[use.op] & ~phases.needed_by[op]
             )
     return list(dict.fromkeys(found))
+
+
+_HARMLESS = frozenset(["Mul", "Add", "AddV2", "AddN", "Sub", "Reshape", "Identity", "Cast"])
+
+
+def _settled(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether a control edge at an operation leaves TensorFlow's kernels as they are.
+
+    Grappler draws a common factor out of sums of products, joins sums, and so on, where no
+    control edge touches them: the gradient of ``x * sigmoid(x)`` would round otherwise. Products
+    it merges with a bias or an activation, not with the sums that gradients go into.
+    """
+    op = graph.op(op_id)
+    readers = (graph.op(use.op).type for value in op.outputs for use in graph.uses(value))
+    return effects.signals(op.type, (r for r in readers if r not in _HARMLESS))
 
 
 def _grows(graph: Graph, made: Sequence[ValueId], read: Sequence[ValueId]) -> bool:
