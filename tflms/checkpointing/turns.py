@@ -15,6 +15,7 @@ _GRADIENT_READS_OUTPUT_NAMES = """
     MaxPoolV2 MaxPool3D Max Min Prod SegmentMax SegmentMin Cholesky MatrixInverse
 """
 _GRADIENT_READS_OUTPUT = frozenset(_GRADIENT_READS_OUTPUT_NAMES.split())
+_SUMS = frozenset(["Add", "AddV2", "AddN"])
 
 
 def find_turns(
@@ -106,7 +107,24 @@ def signals(graph: Graph, op_id: OpId) -> bool:
     op = graph.op(op_id)
     readers = (graph.op(u.op).type for v in op.outputs for u in graph.uses(v))
     real = any(_is_real(graph, v) for v in op.outputs)
-    return real and effects.signals(op.type, readers)
+    return real and (effects.signals(op.type, readers) or _stays_a_sum(graph, op_id))
+
+
+def _stays_a_sum(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether Grappler leaves a sum of gradients as it is, waited for or not.
+
+    It joins sums where the inner one has one reader, and draws a common factor out of products.
+    A copy to wait for would do harm here: AddN of three and more adds in an order that depends on
+    which of its inputs nobody else holds.
+    """
+    op = graph.op(op_id)
+    if op.type not in _SUMS or watched(graph, op_id) is None:
+        return False
+    makers = [graph.producer(v) for v in op.inputs]
+    inner = (m for m in makers if m.type in _SUMS)
+    if any(len({use.op for v in m.outputs for use in graph.uses(v)}) < 2 for m in inner):
+        return False
+    return not all(m.type == "Mul" for m in makers)
 
 
 def watched(graph: Graph, op_id: OpId) -> ValueId | None:
