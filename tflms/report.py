@@ -32,6 +32,7 @@ class Swap:
         uses: the operations that read it after it came back.
         gone_level: level of its last use before it leaves.
         back_level: level of the first anchor.
+        gates: operations that wait until it has left.
     """
 
     value: str
@@ -42,6 +43,7 @@ class Swap:
     uses: tuple[str, ...]
     gone_level: int
     back_level: int
+    gates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Report:
     moved_bytes: int = 0
     unknown_sizes: int = 0
     unknown_ops: tuple[str, ...] = ()
+    orders: tuple[tuple[str, str], ...] = ()  # (operation, what it waits for), added by the plan
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     measured: dict[str, Any] = field(default_factory=dict)
@@ -144,10 +147,11 @@ class Report:
         for swap in self.swaps:
             if bare in (swap.value, swap.swap_out, *swap.swap_ins):
                 size = "unknown size" if swap.nbytes is None else units.format_bytes(swap.nbytes)
+                gates = f"; {', '.join(swap.gates)} waits until it has left" if swap.gates else ""
                 return (
                     f"{swap.value} ({size}) is swapped: it leaves after level {swap.gone_level} "
                     f"and comes back for {', '.join(swap.uses)} when "
-                    f"{', '.join(swap.anchors)} has run"
+                    f"{', '.join(swap.anchors)} has run{gates}"
                 )
         for recompute in self.recomputes:
             if bare == recompute.op or bare in recompute.clones:
@@ -155,9 +159,21 @@ class Report:
         for refusal in self.refusals:
             if bare in refusal.culprits:
                 return f"{bare} is kept: rule {refusal.rule} was refused, {refusal.reason}"
+        waits = self._waits(bare)
         if bare in self.facts:
-            return f"{bare} is kept: {self.facts[bare]}"
+            return f"{bare} is kept: {self.facts[bare]}{waits}"
         raise GraphError(f"there was no operation {name!r} in the graph that this report is about")
+
+    def _waits(self, op: str) -> str:
+        """Say what an operation was made to wait for by the plan."""
+        gone = [swap.value for swap in self.swaps if op in swap.gates]
+        before = [first for later, first in self.orders if later == op]
+        told = ""
+        if gone:
+            told += f"; it waits until {', '.join(gone)} has left the device"
+        if before:
+            told += f"; it waits for {', '.join(before)}, so that the planned order is kept"
+        return told
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, with stable keys."""

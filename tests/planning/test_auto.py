@@ -16,6 +16,7 @@ from tflms.planning.buffers import rounded
 from tflms.planning.plan import record, replay, structure_hash
 from tflms.rewriting.engine import Engine
 from tflms.strategies import auto
+from tflms.strategies import lines as lines_of
 
 WIDE = 4096  # elements of an activation
 
@@ -183,9 +184,9 @@ def test_no_order_edge_drags_an_operation_into_a_run_that_does_without_it():
         needed_by=order._needed_by(graph, sequence, targets),
     )  # fmt: skip
     engine = Engine(graph, phases, order=sequence)
-    links = auto.chain(graph, phases, cost.sizes(graph), sequence, 1)
+    links = lines_of.chain(graph, phases, cost.sizes(graph), sequence, 1)
     assert len(links.ops) >= 4
-    auto.fix_order(engine, links)
+    lines_of.fix_order(engine, links)
     alone = order.ancestors(graph, [targets[0]])
     assert {graph.op(o).name for o in alone} == {"x", "a", "left"}
 

@@ -127,6 +127,11 @@ def _lasts(copy: int, pace: int) -> bool:
     return pace == 0 or (pace > 1 and (copy * 2654435761 >> (5 + pace)) & 1 == 1)
 
 
+def _lag(copy: int, pace: int) -> int:
+    """After how many operations a copy back gets its buffer."""
+    return 1 if pace <= 1 else 1 + (copy * 2654435761 >> (9 + pace)) % 3
+
+
 class Replay:
     """A compiled graph; ``run`` replays it in one order and takes milliseconds."""
 
@@ -226,8 +231,7 @@ class Replay:
             order: of all operations.
             pace: how fast copies are. At 0 each copy out takes until an operation waits for it; at
                 1 none takes any time; above, some are fast and some slow, another choice for each
-                number. Copies back get their buffer with the operation behind the one that they
-                wait for, or at a pace of 0 and now and then above 1 at once.
+                number. Copies back get their buffer at once, or one to three operations later.
         """
         b = self._buffers
         sequence = np.asarray(order, np.int64)
@@ -248,9 +252,9 @@ class Replay:
         for buffer in np.flatnonzero(born & sized).tolist():
             op = int(b.producer[buffer])
             at = int(position[op])
-            copied = op in b.copies and not _lasts(op, pace)
-            if copied and at + 1 < min(int(ends[buffer]), len(order)):
-                at += 1
+            if op in b.copies and not _lasts(op, pace):
+                latest = min(int(ends[buffer]), len(order)) - 1
+                at = max(at, min(at + _lag(op, pace), latest))
             found.append((at, 0, Event(buffer, int(b.nbytes[buffer]))))
         scratch = self._workspace[sequence]
         for at in np.flatnonzero(scratch).tolist():

@@ -26,7 +26,7 @@ from tflms.planning.simulate import Timeline
 from tflms.report import Recompute, Report, Swap
 from tflms.rewriting.engine import Engine
 from tflms.runtime import read as reading
-from tflms.runtime import survival, write
+from tflms.runtime import records, survival, write
 from tflms.runtime.facts import Facts
 from tflms.runtime.placement import check_devices, default_kind
 from tflms.strategies import auto as automatic
@@ -159,6 +159,7 @@ def propose(job: Job) -> Proposal | str:
 
 def _auto(job: Job) -> Proposal | str:
     """Keep a memory limit: order the step, park what must be parked, and nothing where all fits."""
+    records.check_batch(job.graph, job.phases, job.config)
     limit = limit_of(job)
     if limit >= job.before.peak_bytes:
         return _fits(job, limit)
@@ -311,13 +312,14 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
         return _report(job, (), job.before, 0, tuple(engine.refusals), notes)
     write.hand_back(job.read, keep=keep)
     inserted = len(graph) - graph.original_ops
-    swaps = tuple(_swap_record(job, s, weights) for s in swapped)
+    swaps = tuple(records.swap(graph, s, weights) for s in swapped)
     report = _report(job, swaps, after, inserted, tuple(engine.refusals), ())
     report.recomputes = tuple(Recompute(*r.names(graph)) for r in recomputed)
     if proposal.checkpointed is not None:
         report.notes = proposal.checkpointed.told()
         report.plain_seconds = proposal.checkpointed.plain_seconds  # by the same costs
     if outcome is not None:
+        report.orders = records.orders(engine)
         report.floor_bytes = outcome.floor.nbytes
         report.plain_seconds = after.seconds - after.stall_seconds  # by the same costs
         report.notes = (f"{outcome.order_edges} control edges fix the order of the step",)
@@ -334,22 +336,6 @@ def _original_edges(job: Job) -> erase.Edges:
     controls = [tuple(op(c) for c in tf_op.control_inputs) for tf_op in read.tf_ops]
     assert len(inputs) == graph.original_ops
     return erase.Edges(tuple(inputs), tuple(controls))  # type: ignore[arg-type]
-
-
-def _swap_record(job: Job, swapped: swapping.Swapped, weights: cost.Sizes) -> Swap:
-    graph = job.graph
-    ins = [graph.op(w) for w, _ in swapped.groups]
-    uses = [graph.op(use.op).name for _, group in swapped.groups for use in group]
-    return Swap(
-        value=graph.value_name(swapped.value),
-        nbytes=None if swapped.value in weights.unknown else weights.nbytes[swapped.value],
-        swap_out=graph.op(swapped.swap_out).name,
-        swap_ins=tuple(op.name for op in ins),
-        anchors=tuple(graph.op(op.controls[0]).name for op in ins),
-        uses=tuple(dict.fromkeys(uses)),
-        gone_level=swapped.gone,
-        back_level=swapped.back,
-    )
 
 
 def _report(

@@ -1,0 +1,90 @@
+"""Clears room for large buffers: what lies in the way is parked, or comes back later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tflms.graph.erase import original
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning.allocator import Overflow, cheapest_hole, least_capacity
+from tflms.planning.auto import Decision, Problem
+from tflms.planning.simulate import Events, Replay
+
+PACES = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # of copies: a plan fits however fast the link is
+ROOM_PERCENT = 102  # of the limit, into which buffers must fit; the device has 103
+_JUDGED = 3  # plans of those that were tried, when a limit is refused
+
+
+def least_limit(tried: Sequence[tuple[int, Replay, list[OpId]]], waste: int) -> int:
+    """The smallest limit that one of the plans with the lowest peaks would keep."""
+    best: int | None = None
+    for peak, replay, planned in sorted(tried, key=lambda plan: plan[0])[:_JUDGED]:
+        found = peak
+        for pace in PACES:
+            asked = replay.events(planned, pace)
+            least = least_capacity(asked.persistent, asked.events, found, waste=waste)
+            found = max(found, least * 100 // ROOM_PERCENT + 1)
+            if best is not None and found >= best:
+                break
+        best = found if best is None else min(found, best)
+    assert best is not None
+    return best
+
+
+def in_the_way(
+    graph: Graph,
+    setup: Problem,
+    decision: Decision,
+    asked: Events,
+    spill: Overflow,
+    planned: Sequence[OpId],
+) -> dict[ValueId, tuple[int, ...]] | None:
+    """Ask for the values to be gone whose buffers leave no hole for what found none.
+
+    Returns:
+        per value, places at which it must be away; None where nothing can be done.
+    """
+    at = asked.places[spill.event]
+    place = _place_of(setup, planned, at)
+
+    def value_in(buffer: int) -> ValueId | None:
+        value = asked.tenant(buffer, at)
+        if value is not None and graph.producer(value).role == "swap_in":
+            value = original(graph, value)
+        return value
+
+    def price(buffer: int) -> float | None:
+        value = value_in(buffer)
+        if value is None or place in setup.away.get(value, ()):
+            return None
+        gap = setup.may_be_away(value, place)
+        return None if gap is None else float(gap.nbytes)
+
+    def floating(buffer: int) -> bool:
+        return buffer in asked.tenants
+
+    found = cheapest_hole(spill, price, floating)
+    if not found:
+        return None
+    values = [(buffer, value_in(buffer)) for buffer in found]
+    came = {b: asked.tenants[b][0][0] for b, v in values if price(b) is None}
+    moved = [v for b, v in values if b not in came and v is not None]
+    if not moved:
+        return None
+    earliest = min((_place_of(setup, planned, at) for at in came.values()), default=place)
+    away: dict[ValueId, tuple[int, ...]] = {}
+    for value, gone, back in decision.stays:  # what is parked stays so: less is held, never more
+        away[value] = (*away.get(value, ()), gone, back)
+    for value, places in setup.away.items():
+        away[value] = (*away.get(value, ()), *places)
+    for value in moved:
+        away[value] = (*away.get(value, ()), place)
+        if earliest < place and setup.may_be_away(value, earliest):
+            away[value] += (earliest,)
+    return {value: tuple(sorted(set(at))) for value, at in away.items()}
+
+
+def _place_of(setup: Problem, planned: Sequence[OpId], at: int) -> int:
+    """The place in the order without swaps that belongs to one in the order with them."""
+    before = set(planned[:at])
+    return min(sum(op in before for op in setup.order), len(setup.order) - 1)

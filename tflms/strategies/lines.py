@@ -1,0 +1,144 @@
+"""Fixes the order of what touches much memory: which operations may wait for which others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tflms.graph import effects
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.order import Phases
+from tflms.planning import kernels
+from tflms.planning.cost import Sizes, short_device
+from tflms.rewriting.engine import Application, Applied, Engine
+
+_FEW = 10  # one of so many operations
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The operations whose order is fixed, and what each of them may be made to wait for.
+
+    Attributes:
+        ops: in planned order.
+        heads: first operations of what the runtime may fuse; they wait by their input alone.
+        needed: per operation id, the targets that need it, as bits.
+        feeds: per operation id, the placeholders that it depends on, as bits; what the loss does
+            not need depends on all that the loss depends on, for no run has gradients without it.
+    """
+
+    ops: tuple[OpId, ...]
+    heads: tuple[OpId, ...]
+    needed: Sequence[int]
+    feeds: Sequence[int]
+
+    def may_wait(self, op: OpId, before: OpId) -> bool:
+        """Tell whether waiting drags nothing into a run that would do without it.
+
+        What is fetched in other runs is not known; that they feed what they fed before is.
+        """
+        return not (self.needed[op] & ~self.needed[before] or self.feeds[before] & ~self.feeds[op])
+
+
+def chain(graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], least: int) -> Chain:
+    """Find the memory-significant operations of a step: those that touch ``least`` bytes."""
+    folded = kernels.folded(graph, order)
+    touching = [
+        op_id
+        for op_id in order
+        if op_id < graph.original_ops
+        and op_id not in folded
+        and weights.on_device[op_id]
+        and _orderable(graph, phases, op_id)
+        and any(weights.nbytes[v] >= least for v in _touched(graph, op_id, folded))
+    ]
+    ops = [op for op in touching if not _may_be_fused(graph, phases, op)]
+    heads = [
+        op
+        for op in touching
+        if _may_be_fused(graph, phases, op) and graph.op(op).type in kernels.HEADS
+    ]
+    feeds = _feeds(graph, order)
+    of_loss = 0
+    for op in order:
+        if op < graph.original_ops and phases.forward[op]:
+            of_loss |= feeds[op]
+    for op in order:
+        if op < graph.original_ops and not phases.forward[op]:
+            feeds[op] |= of_loss
+    return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds)
+
+
+def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+    """Tell whether Grappler may fuse an operation with its neighbours.
+
+    It does so (MatMul, BiasAdd and Tanh to one kernel) only where no control edge touches them,
+    and the fused kernel rounds otherwise: results would change with the plan.
+    """
+    if kernels.in_sum_of_sums(graph, op_id):
+        return True
+    kind = short_device(graph.op(op_id).device).partition(":")[0]
+    return kind in ("", "CPU", "GPU") and (
+        phases.forward[op_id] or kernels.in_fusible_group(graph, op_id)
+    )
+
+
+def _orderable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+    op = graph.op(op_id)
+    facts = effects.of(op.type)
+    return not (op.frame or phases.guard[op_id] or facts.view or op.type in effects.CONTROL_FLOW)
+
+
+def _touched(graph: Graph, op_id: OpId, folded: set[OpId]) -> list[ValueId]:
+    op = graph.op(op_id)
+    read = [v for v in op.inputs if not effects.of(graph.producer(v).type).reads]
+    return [*op.outputs, *(v for v in read if graph.value(v).op not in folded)]
+
+
+def _feeds(graph: Graph, order: Sequence[OpId]) -> list[int]:
+    feeds = [0] * graph.size
+    count = 0
+    for op_id in order:
+        op = graph.op(op_id)
+        if op.type == "Placeholder" and graph.value(op.outputs[0]).is_tensor:
+            feeds[op_id] = 1 << count
+            count += 1
+        for before in graph.predecessors(op_id):
+            feeds[op_id] |= feeds[before]
+    return feeds
+
+
+def fix_order(engine: Engine, links: Chain) -> int:
+    """Put control edges between operations in planned order that nothing orders yet.
+
+    Operations that the same targets need and that depend on the same placeholders may all wait for
+    each other: they make one line, and each waits for the last of every line that it may wait for.
+
+    Returns:
+        how many edges were added.
+    """
+    added = 0
+    last: dict[tuple[int, int], tuple[int, OpId]] = {}
+    for place, op in enumerate(links.ops):
+        for _, before in sorted(last.values(), reverse=True):
+            if links.may_wait(op, before) and not engine.reach.precedes(before, op):
+                outcome = engine.apply(Application("order", {"a": before, "b": op}))
+                added += isinstance(outcome, Applied)
+        last[(links.needed[op], links.feeds[op])] = (place, op)
+    return added
+
+
+def deferred(graph: Graph, links: Chain, planned: Sequence[OpId]) -> list[OpId] | None:
+    """The planned order with what most of the step does without at its end; None: no such thing.
+
+    The loss that is fetched beside the updates is an example: no edge may make the updates wait.
+    """
+    counts: dict[int, int] = {}
+    for op in links.ops:
+        counts[links.needed[op]] = counts.get(links.needed[op], 0) + 1
+    main = max(counts, key=lambda bits: (counts[bits], -bits), default=0)
+    apart = [op for op in planned if op < graph.original_ops and links.needed[op] & main != main]
+    if not apart or len(apart) > len(planned) // _FEW:
+        return None
+    later = set(apart)
+    return [*(op for op in planned if op not in later), *apart]
