@@ -54,13 +54,36 @@ def test_the_last_layers_have_nothing_behind_them_that_waits(strategy):
     assert "h8--tflms/swap_out" not in waiting(outcome)
 
 
-def test_an_input_that_a_padding_makes_is_read_as_before():
-    # TensorFlow merges the two; a copy between them would make it give that up.
-    source = chain(9).replace("a4 = MatMul(h3, r4)", "p = Pad(h3) : f32[64,8]\na4 = MatMul(p, r4)")
+@pytest.mark.parametrize(
+    "between",
+    ["Pad(h3)", "Transpose(h3, perm)", "Reshape(h3, perm)", "Mul(h3, one)", "Cast(h3)"],
+)
+def test_what_tensorflow_merges_with_its_reader_stays_behind_the_copy(between):
+    lines = f"perm = Const() : i32[2]\np = {between} : f32[64,8]\na4 = MatMul(p, r4)"
+    outcome = rewrite(chain(9).replace("a4 = MatMul(h3, r4)", lines), strategy="direct_order")
+    graph = outcome.graph
+    product = graph.op(text.op_named(graph, "a4"))
+    merged = graph.producer(product.inputs[0])
+    assert merged.name == "p"
+    assert graph.producer(merged.inputs[0]).role == "identity"
+    assert waiting(outcome)["h1--tflms/swap_out"] == ["p"]
+
+
+def test_a_product_of_two_activations_is_held_in_front_of_its_reader():
+    lines = "p = Mul(h3, h2) : f32[64,8]\na4 = MatMul(p, r4)"
+    outcome = rewrite(chain(9).replace("a4 = MatMul(h3, r4)", lines), strategy="direct_order")
+    assert waiting(outcome)["h1--tflms/swap_out"] == ["a4"]
+
+
+def test_nothing_waits_that_the_value_needs():
+    # p is read by the value that leaves and by a product behind it: it may not wait for that value.
+    lines = "p = Pad(h1) : f32[64,8]\na2 = MatMul(p, r2)"
+    source = chain(9).replace("a2 = MatMul(h1, r2)", lines)
+    source = source.replace("a5 = MatMul(h4, r5)", "s4 = MatMul(p, r5) : f32[64,8]\n"
+                            "m4 = Add(h4, s4) : f32[64,8]\na5 = MatMul(m4, r5)")  # fmt: skip
     outcome = rewrite(source, strategy="direct_order")
-    product = outcome.graph.op(text.op_named(outcome.graph, "a4"))
-    assert outcome.graph.producer(product.inputs[0]).type == "Pad"
-    assert waiting(outcome)["h1--tflms/swap_out"] == ["a5"]
+    assert not outcome.graph.producer(text.value_named(outcome.graph, "p")).controls
+    assert all("a2" not in names for names in waiting(outcome).values())
 
 
 def test_a_pooling_waits_itself():

@@ -105,7 +105,7 @@ def _apply_choice(engine: Engine, links: Chain, choice: Choice) -> Swapped | Non
         return None
     source = graph.value(out).op
     if choice.gate is not None and links.may_wait(choice.gate, graph.value(choice.value).op):
-        gate = choice.gate if choice.gate not in links.heads else hold(engine, choice.gate)
+        gate = choice.gate if choice.gate not in links.heads else hold(engine, Use(choice.gate, 0))
         if gate is not None:
             engine.apply(Application("order", {"a": source, "b": gate}))
     gone = max((phases.level[u.op] for u in graph.uses(choice.value) if u.op < graph.original_ops),

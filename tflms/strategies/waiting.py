@@ -12,17 +12,19 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from tflms.graph import effects
-from tflms.graph.ir import Graph, OpId, Use
+from tflms.graph.erase import original
+from tflms.graph.ir import Graph, Op, OpId, Use, ValueId
 from tflms.graph.order import Phases
 from tflms.planning import kernels
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.swap import Swapped
 
 LAYERS_BETWEEN = 1  # that may run while the copy is under way, which hides it behind their time
+_LONGEST_CHAIN = 4  # of what lies between a product and where its input is held
 _VISITED = 400  # operations looked at for one value before the search ends
 # What reads through a copy of its handle must not lose a fusion with the operation that made it.
 _MERGED_WITH_READER = frozenset(
-    ["Pad", "PadV2", "Transpose", "ConjugateTranspose", "Mul", "Cast", "Reshape", "Squeeze"]
+    ["Pad", "PadV2", "Transpose", "ConjugateTranspose", "Cast", "SpaceToBatchND"]
 )
 
 
@@ -35,14 +37,13 @@ def _wait(engine: Engine, one: Swapped) -> bool:
     """Let the first suitable operation behind the last early use wait for one swap-out."""
     skipped = 0
     for op in _behind(engine.graph, engine.phases, one):
-        slot = handle_of(engine.graph, engine.phases, op)
-        direct = slot is None and _may_wait(engine.graph, engine.phases, op)
-        if slot is None and not direct:
+        use = handle_of(engine.graph, engine.phases, op, above=one.gone)
+        if use is None and not _may_wait(engine.graph, engine.phases, op):
             continue
         if skipped < LAYERS_BETWEEN:
             skipped += 1
             continue
-        gate = op if slot is None else hold(engine, op, slot)
+        gate = op if use is None else hold(engine, use)
         if gate is None:
             continue
         outcome = engine.apply(Application("order", {"a": one.swap_out, "b": gate}))
@@ -82,25 +83,57 @@ def _readers(graph: Graph, op: OpId) -> list[OpId]:
     return found
 
 
-def handle_of(graph: Graph, phases: Phases, op_id: OpId) -> int | None:
-    """Return the slot of a product or convolution that it may read through a copy, or None.
+def handle_of(graph: Graph, phases: Phases, op_id: OpId, *, above: int = 0) -> Use | None:
+    """Return the input that a product or convolution may read through a copy, or None.
 
     Grappler fuses such an operation with what follows it, where no control edge touches it. A copy
-    in front of it that waits in its place takes nothing from that.
+    in front of it that waits in its place takes nothing from that. What Grappler merges with its
+    reader (a Pad, a Transpose, a factor) or looks through (a Reshape) stays behind the copy.
+
+    Args:
+        graph: the graph.
+        phases: its phases.
+        op_id: the operation.
+        above: what reads the copy lies above this level: then nothing that waits is needed by what
+            it waits for.
     """
-    op = graph.op(op_id)
-    if op.type not in kernels.HEADS:
+    if graph.op(op_id).type not in kernels.HEADS:
         return None
-    for slot, value in enumerate(op.inputs):
-        maker = graph.producer(value)
-        if maker.role == "identity":
-            return slot
-        if maker.role or not phases.activation[value] or graph.value(value).dtype[0] not in "fbc":
-            continue
-        made = effects.of(maker.type)
-        if made.movable and not made.view and maker.type not in _MERGED_WITH_READER:
-            return slot
+    for slot in range(len(graph.op(op_id).inputs)):
+        use: Use | None = Use(op_id, slot)
+        for _ in range(_LONGEST_CHAIN):
+            assert use is not None
+            value = graph.op(use.op).inputs[use.slot]
+            maker = graph.producer(value)
+            if maker.role == "identity":
+                return use
+            if maker.role or not _flows(graph, phases, value) or phases.level[use.op] <= above:
+                break
+            made = effects.of(maker.type)
+            if made.movable and not made.view and not _merged(graph, phases, maker):
+                return use
+            use = _through(graph, phases, maker)
+            if use is None:
+                break
     return None
+
+
+def _flows(graph: Graph, phases: Phases, value: ValueId) -> bool:
+    """Tell whether a value is computed from data, and no shape or index."""
+    return phases.activation[original(graph, value)] and graph.value(value).dtype[0] in "fbc"
+
+
+def _merged(graph: Graph, phases: Phases, maker: Op) -> bool:
+    """Tell whether Grappler may merge an operation with the product that reads it."""
+    if maker.type == "Mul":  # a constant factor goes into the weights
+        return not all(_flows(graph, phases, value) for value in maker.inputs)
+    return maker.type in _MERGED_WITH_READER
+
+
+def _through(graph: Graph, phases: Phases, maker: Op) -> Use | None:
+    """Return the one input of an operation that the data comes from."""
+    found = [slot for slot, value in enumerate(maker.inputs) if _flows(graph, phases, value)]
+    return Use(maker.id, found[0]) if len(found) == 1 else None
 
 
 def _may_wait(graph: Graph, phases: Phases, op_id: OpId) -> bool:
@@ -110,12 +143,11 @@ def _may_wait(graph: Graph, phases: Phases, op_id: OpId) -> bool:
     return any(phases.activation[v] for v in op.outputs) and effects.signals(op.type, readers)
 
 
-def hold(engine: Engine, head: OpId, slot: int = 0) -> OpId | None:
-    """Let an operation read its input through a copy of the handle, which can wait for others."""
+def hold(engine: Engine, use: Use) -> OpId | None:
+    """Let an operation read an input through a copy of the handle, which can wait for others."""
     graph = engine.graph
-    value = graph.op(head).inputs[slot]
+    value = graph.op(use.op).inputs[use.slot]
     if graph.producer(value).role == "identity":
         return graph.value(value).op
-    bindings = {"v": value, "uses": (Use(head, slot),)}
-    outcome = engine.apply(Application("introduce_identity", bindings))
+    outcome = engine.apply(Application("introduce_identity", {"v": value, "uses": (use,)}))
     return OpId(outcome.made["i"]) if isinstance(outcome, Applied) else None
