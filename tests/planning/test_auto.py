@@ -255,3 +255,49 @@ def test_a_replay_of_ten_thousand_operations_takes_under_50_milliseconds():
         replayed.run(sequence)
         seconds.append(time.perf_counter() - started)
     assert np.median(seconds) < 0.05
+
+
+def blocks(*sizes):
+    """An overflow in a device of 100 units: (buffer, units) one behind another, None is a hole."""
+    held, at = [], 0
+    for buffer, units in sizes:
+        if buffer is not None:
+            held.append((buffer, at * 256, units * 256))
+        at += units
+    return tuple(held), at * 256
+
+
+def test_the_cheapest_stretch_is_cleared_and_never_one_that_must_stay():
+    held, capacity = blocks((1, 10), (None, 5), (2, 4), (None, 6), (3, 8), (None, 9), (4, 3))
+    found = allocator.Overflow(0, 15 * 256, held, capacity)
+    never = lambda buffer: False  # noqa: E731
+    price = {1: None, 2: 4.0, 3: 8.0, 4: None}
+    assert allocator.cheapest_hole(found, price.get, never) == (2,)
+    assert allocator.cheapest_hole(found, {**price, 2: 9.0}.get, never) == (3,)
+    assert allocator.cheapest_hole(found, {**price, 2: None, 3: None}.get, never) is None
+
+
+def test_what_found_no_room_is_told_with_all_that_lay_around_it():
+    events = [allocator.Event(1, 512), allocator.Event(2, 512), allocator.Event(3, 512),
+              allocator.Event(2, 0), allocator.Event(4, 768)]  # fmt: skip
+    assert allocator.overflow([256], events[:4], 256 * 8, steps=1) is None
+    found = allocator.overflow([256], events, 256 * 8, steps=1)
+    assert (found.event, found.nbytes) == (4, 768)
+    assert [buffer for buffer, _, _ in found.blocks] == [-1, 1, 3]
+
+
+@pytest.mark.parametrize("pace", range(10))
+def test_a_plan_packs_at_every_pace_of_copies(pace):
+    graph = chain_graph(12)
+    weights, costs, phases = prepared(graph)
+    limit = 300_000
+    outcome = auto.run(graph, phases, Config(memory_limit=limit, min_swap_bytes=0), costs, limit)
+    step = {op.id for op in graph.ops() if op.role or phases.step[op.id]}
+    replayed = simulate.Replay(graph, cost.with_inserted(graph, weights), step, costs)
+    asked = replayed.events([op for op in outcome.engine.witness if op in step], pace)
+    waste = allocator.NEVER_WASTED_ON_EMULATOR_NBYTES
+    assert allocator.packs(asked.persistent, asked.events, limit, waste=waste)
+    held = {}
+    for event in asked.events:  # what goes has come, and nothing comes twice
+        assert (event.buffer in held) == (not event.nbytes)
+        held.pop(event.buffer) if not event.nbytes else held.update({event.buffer: 1})

@@ -33,6 +33,15 @@ for fraction in (0.9, 0.8):
     survived = report.verify()
     out[str(fraction)] = [*train(case), report.predicted_peak_bytes, report.plain_peak_bytes,
                           survived.ok, report.floor_bytes]
+    gate = next(g for swap in report.swaps for g in swap.gates)
+    later, first = report.orders[0]
+    out[f"told {fraction}"] = [report.why(gate), report.why(later), first]
+case = graphs.mlp(device=emulator.device)
+try:
+    tflms.plan(case.graph, {"memory_limit": 0.5}, loss=case.loss, fetches=[case.train_op])
+    out["batch"] = ""
+except tflms.TflmsError as error:
+    out["batch"] = str(error)
 case = build()
 names = [op.name for op in case.graph.get_operations()]
 report = tflms.rewrite(case.graph, {"memory_limit": "1GB"}, loss=case.loss,
@@ -58,6 +67,10 @@ def test_predicted_peaks_are_real_results_are_equal_and_plans_survive_a_file():
         assert predicted <= float(fraction) * plain
         assert floor <= predicted
         assert survived
+        gate, later, first = found[f"told {fraction}"]
+        assert "has left the device" in gate
+        assert f"waits for {first}" in later
+    assert "batch_size" in found["batch"]
     same, unchanged, note = found["unchanged"]
     assert same
     assert unchanged

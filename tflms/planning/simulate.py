@@ -23,6 +23,7 @@ from tflms.planning.cost import Costs, Sizes, static_costs
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _TOP = 10
+_SHORT_LAG, _LONG_LAG = 3, 10  # operations that may start before a copy back has its buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,10 @@ def _lasts(copy: int, pace: int) -> bool:
 
 def _lag(copy: int, pace: int) -> int:
     """After how many operations a copy back gets its buffer."""
-    return 1 if pace <= 1 else 1 + (copy * 2654435761 >> (9 + pace)) % 3
+    if pace <= 1:
+        return 1
+    longest = _LONG_LAG if pace % 2 else _SHORT_LAG
+    return 1 + (copy * 2654435761 >> (9 + pace)) % longest
 
 
 class Replay:
@@ -231,7 +235,7 @@ class Replay:
             order: of all operations.
             pace: how fast copies are. At 0 each copy out takes until an operation waits for it; at
                 1 none takes any time; above, some are fast and some slow, another choice for each
-                number. Copies back get their buffer at once, or one to three operations later.
+                number. Copies back get their buffer at once, or some operations later.
         """
         b = self._buffers
         sequence = np.asarray(order, np.int64)
