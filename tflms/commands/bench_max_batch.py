@@ -75,7 +75,7 @@ def run(
         model: resnet50, unet3d or mlp.
         memory: device memory such as 300MB; by default the plain peak at ``plain_batch``.
         plain_batch: the plain batch that the default memory is made for.
-        strategy: chain_rule, direct_order, or auto, which is given 95 % of the memory as its limit.
+        strategy: chain_rule, direct_order, or auto, whose limit and 3 % more are the memory.
         lb: of chain_rule and direct_order.
         branch_threshold: likewise; forward uses farther than this are swapped as well.
         image: edge of ResNet-50's images.
@@ -168,7 +168,7 @@ def _config(way: str, memory_bytes: int, lb: int, threshold: int, batch: int) ->
     if way in ("chain_rule", "direct_order"):
         config |= {"lb": lb, "swap_branches": True, "branch_threshold": threshold}
     else:
-        config["memory_limit"] = int(memory_bytes * 0.95)
+        config["memory_limit"] = memory_bytes * 100 // 103
     return config
 
 

@@ -34,7 +34,7 @@ from tflms.strategies.waiting import hold
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
 _FEWEST_ATTEMPTS = 10
-_SMALL_GRAPH = 2000
+_SMALL_GRAPH = 3000
 _SIGNIFICANT = 500  # an operation counts that touches this part of the peak, or more
 
 
