@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tflms.commands.children import run_job
 from tflms.commands.job import Job, Outcome
-from tflms.errors import ConfigError
+from tflms.errors import ConfigError, TflmsError
 from tflms.units import format_bytes, parse_bytes
 
 _UNLIMITED = 16 * 10**9  # address space only: pages become real when they are written
@@ -94,7 +94,12 @@ def run(
     def attempt(way: str, batch: int, memory_bytes: int) -> Outcome:
         config = None if way == "plain" else _config(way, memory_bytes, lb, branch_threshold, batch)
         job = Job(model, {**arguments, "batch": batch}, memory_bytes, steps, config=config)
-        outcome = run_job(job)
+        try:
+            outcome = run_job(job)
+        except TflmsError as error:
+            if "InfeasibleError" not in str(error):
+                raise
+            outcome = Outcome(out_of_memory="the planner refuses the limit")
         say(f"{way}, batch {batch}: {'trains' if outcome.fits else 'too large'}")
         return outcome
 
