@@ -163,7 +163,9 @@ def _auto(job: Job) -> Proposal | str:
     limit = limit_of(job)
     if limit >= job.before.peak_bytes:
         return _fits(job, limit)
-    outcome = automatic.run(job.graph, job.phases, job.config, costs_of(job), limit)
+    outcome = automatic.run(
+        job.graph, job.phases, job.config, costs_of(job), limit, default_kind=default_kind()
+    )
     return Proposal(outcome.engine, outcome.swapped, outcome)
 
 

@@ -29,7 +29,7 @@ from tflms.strategies import shapes
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.holes import PACES, ROOM_PERCENT, in_the_way, least_limit
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
-from tflms.strategies.swap import Swapped, selection
+from tflms.strategies.swap import Swapped, paired, selection
 from tflms.strategies.waiting import hold
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
@@ -143,8 +143,18 @@ def run(
     config: Config,
     costs: Costs,
     limit: int,
+    *,
+    default_kind: str = "CPU",
 ) -> Outcome:
     """Order a step and park values so that it keeps a memory limit.
+
+    Args:
+        graph: the graph; it is rewritten.
+        phases: its phases.
+        config: which values may be parked, and where.
+        costs: what operations and copies take.
+        limit: bytes that the step may hold on the device.
+        default_kind: the kind of device that runs operations which name none.
 
     Raises:
         InfeasibleError: the limit is below the floor, or no choice of swaps meets it.
@@ -165,7 +175,11 @@ def run(
     if limit < lowest.nbytes:
         raise refuse(graph, lowest, limit)
     wanted = {
-        v for v in selection(graph, config) if v < len(phases.activation) and phases.activation[v]
+        v
+        for v in selection(graph, config)
+        if v < len(phases.activation)
+        and phases.activation[v]
+        and not any(paired(graph, use, default_kind) for use in graph.uses(v))
     }
     largest = max((weights.nbytes[v] for v in wanted if graph.value(v).op in step), default=1)
     least = max(1, min(ordered.peak_bytes // _SIGNIFICANT, largest // 4))

@@ -146,7 +146,7 @@ def _candidate(
     at = first
     while at < len(uses):  # a use without an anchor keeps the value, and all uses before it too
         anchor = None
-        if not _paired(graph, uses[at], default_kind):
+        if not paired(graph, uses[at], default_kind):
             anchor = find(search, value, uses[at].op, gone + LEVELS_WITHOUT_GAIN - 1)
         at += 1
         if anchor is None:
@@ -159,7 +159,7 @@ def _candidate(
     return _Candidate(value, served, gone, level[uses[first].op] - gone)
 
 
-def _paired(graph: Graph, use: Use, default_kind: str) -> bool:
+def paired(graph: Graph, use: Use, default_kind: str) -> bool:
     """Tell whether a kernel would be another one if its input came from a copy."""
     op = graph.op(use.op)
     maker = graph.producer(op.inputs[use.slot])
