@@ -7,10 +7,9 @@
 The network (He et al. 2016, "Identity mappings", 16 images of 32 x 32 at a time) trains three
 times on the emulated accelerator: plain in a large memory, plain in a small one (which ends with
 ResourceExhausted), and in the same small one with a callback that recomputes. Nothing is copied to
-the host. Losses and final weights, moving statistics among them, are compared bit by bit. One
-operation runs at a time: else a plain run does not always equal itself. TensorFlow adds three
-gradients or more in an order that depends on which of them nobody else holds at that moment, so a
-plan that runs operations in another order can differ in the last bits, as two plain runs can.
+the host. Losses and final weights, moving statistics among them, are equal bit by bit. One
+operation runs at a time: else a plain run does not always equal itself, as TensorFlow adds three
+gradients or more in an order that depends on which of them nobody else holds at that moment.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from typing import Any
 LARGE_BYTES = 12_000_000_000
 # Of the small memory: holes between buffers need room as well.
 LIMIT_SHARE = 0.92
-LOSSES_APART = 1e-4  # of their value, after a few steps that differ in the last bits
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
@@ -126,11 +124,8 @@ def main() -> int:
     print(f"  {args.strategy}, {small / 1e6:.1f} MB: trained, "
           f"peak {ours['peak_bytes'] / 1e6:.1f} MB, {ours['seconds']:.2f} s a step, "
           f"{ours['recomputed']} operations run again")  # fmt: skip
-    apart = max(abs(a - b) / abs(a) for a, b in zip(plain["losses"], ours["losses"], strict=True))
     print(f"  losses and weights equal the plain ones, bit by bit: {equal}")
-    print(f"  losses differ by {apart:.1e} of their value at most")
-    alike = plain["losses"][0] == ours["losses"][0] and apart < LOSSES_APART
-    return 0 if alike and "failed" in fails else 1
+    return 0 if equal and "failed" in fails else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import logging
 import threading
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 from tflms.emulator.link import Link
@@ -84,6 +85,7 @@ def load(memory_bytes: int | str, link: Link | str | None = None) -> None:
             _refuse_late_load()
             native = NativeDevice()
             native.start(nbytes)
+            _leave_sums_alone()
             _announce()
             _Loaded.native, _Loaded.memory_bytes = native, nbytes
             _log.info("loaded %s with %s", device, format_bytes(nbytes))
@@ -174,6 +176,24 @@ def _refuse_late_load() -> None:
             "call tflms.emulator.load() at the start of the program, before the first eager "
             "operation, Keras model or session"
         )
+
+
+def _leave_sums_alone() -> None:
+    """Turn off Grappler's memory optimizer, which takes the device's memory for the CPU's 256 MiB.
+
+    Where it expects a peak above four fifths of a device's memory, it turns the ``AddN`` that are
+    being computed then into additions one by one, in another order: other last bits. Of a kind of
+    device that it does not know, it counts everything on the CPU (virtual_cluster.cc,
+    memory_optimizer.cc). ``tf.config.optimizer`` has no name for this option.
+    """
+    current = context.context()
+    config = config_pb2.ConfigProto()
+    if current._config is not None:
+        config.CopyFrom(current._config)
+    rewriting = config.graph_options.rewrite_options
+    if rewriting.memory_optimization == rewriter_config_pb2.RewriterConfig.DEFAULT_MEM_OPT:
+        rewriting.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+        current._config = config
 
 
 def _announce() -> None:
