@@ -105,9 +105,9 @@ def usable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
 def signals(graph: Graph, op_id: OpId) -> bool:
     """Tell whether others may wait for an operation by a control edge."""
     op = graph.op(op_id)
-    readers = (graph.op(u.op).type for v in op.outputs for u in graph.uses(v))
-    real = any(_is_real(graph, v) for v in op.outputs)
-    return real and (effects.signals(op.type, readers) or _stays_a_sum(graph, op_id))
+    if not any(_is_real(graph, v) for v in op.outputs):
+        return False
+    return effects.signals(op.type, graph.reader_types(op_id)) or _stays_a_sum(graph, op_id)
 
 
 def _stays_a_sum(graph: Graph, op_id: OpId) -> bool:

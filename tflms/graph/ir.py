@@ -131,6 +131,10 @@ class Graph:
             known = self._before[op] = self._predecessors(op)
         return known
 
+    def reader_types(self, op: OpId) -> list[str]:
+        """Return the types of the operations that read what an operation makes, one a use."""
+        return [self.op(use.op).type for value in self.op(op).outputs for use in self.uses(value)]
+
     def successors(self, op: OpId) -> Sequence[OpId]:
         """Return the operations ordered directly after one, without repeats."""
         known = self._after[op]

@@ -41,8 +41,7 @@ class Search:
         node = graph.op(op)
         if node.frame != graph.op(use).frame or not phases.guard[op] <= phases.guard[use]:
             return False
-        readers = (graph.op(u.op).type for v in node.outputs for u in graph.uses(v))
-        if not effects.signals(node.type, readers):
+        if not effects.signals(node.type, graph.reader_types(op)):
             return False
         return any(_is_signal(graph, phases, value) for value in node.outputs)
 

@@ -59,9 +59,8 @@ def _settled(graph: Graph, op_id: OpId) -> bool:
     control edge touches them: the gradient of ``x * sigmoid(x)`` would round otherwise. Products
     it merges with a bias or an activation, not with the sums that gradients go into.
     """
-    op = graph.op(op_id)
-    readers = (graph.op(use.op).type for value in op.outputs for use in graph.uses(value))
-    return effects.signals(op.type, (r for r in readers if r not in _HARMLESS))
+    readers = (r for r in graph.reader_types(op_id) if r not in _HARMLESS)
+    return effects.signals(graph.op(op_id).type, readers)
 
 
 def _grows(graph: Graph, made: Sequence[ValueId], read: Sequence[ValueId]) -> bool:

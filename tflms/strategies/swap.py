@@ -98,8 +98,7 @@ def selection(graph: Graph, config: Config) -> set[ValueId]:
         facts = effects.of(op.type)
         if not facts.movable or op.stateful or op.frame or op.role:
             continue
-        readers = (graph.op(use.op).type for v in op.outputs for use in graph.uses(v))
-        if effects.vanishes(op.type, readers):
+        if effects.vanishes(op.type, graph.reader_types(op.id)):
             continue
         for value in op.outputs:
             v = graph.value(value)

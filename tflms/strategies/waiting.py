@@ -139,8 +139,8 @@ def _through(graph: Graph, phases: Phases, maker: Op) -> Use | None:
 def _may_wait(graph: Graph, phases: Phases, op_id: OpId) -> bool:
     """Tell whether an operation may wait itself: a large kernel that nobody merges."""
     op = graph.op(op_id)
-    readers = (graph.op(use.op).type for value in op.outputs for use in graph.uses(value))
-    return any(phases.activation[v] for v in op.outputs) and effects.signals(op.type, readers)
+    large = any(phases.activation[v] for v in op.outputs)
+    return large and effects.signals(op.type, graph.reader_types(op_id))
 
 
 def hold(engine: Engine, use: Use) -> OpId | None:
