@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tflms.errors import InvariantError
 from tflms.graph import text
-from tflms.graph.ir import Graph, OpId, Use, ValueId
+from tflms.graph.ir import Graph, OpId, ValueId
 
 COPIES = frozenset({"swap_out", "swap_in", "identity", "seed"})  # roles that hand their input on
 
@@ -85,8 +85,3 @@ def check(graph: Graph, before: Edges) -> None:
                 raise InvariantError(
                     f"{node.name!r} does not repeat {twin.name!r}\n" + text.excerpt(graph, node.id)
                 )
-
-
-def erases_use(graph: Graph, use: Use, before: ValueId) -> bool:
-    """Tell whether one input slot still reads, through copies, the value that it read before."""
-    return original(graph, graph.op(use.op).inputs[use.slot]) == before

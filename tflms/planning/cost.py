@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tflms.errors import ConfigError
 from tflms.graph import effects
-from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.ir import Graph, ValueId
 from tflms.planning import kernels
 
 COSTS_FORMAT = 1
@@ -206,8 +205,3 @@ def short_device(device: str) -> str:
 
 def _is_host(device: str) -> bool:
     return short_device(device).startswith("CPU")
-
-
-def device_order(order: Sequence[OpId], weights: Sizes) -> list[OpId]:
-    """Return the operations of an order that run on the device."""
-    return [op for op in order if weights.on_device[op]]

@@ -325,8 +325,6 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
         report.floor_bytes = outcome.floor.nbytes
         report.plain_seconds = after.seconds - after.stall_seconds  # by the same costs
         report.notes = (f"{outcome.order_edges} control edges fix the order of the step",)
-        if not outcome.packed:
-            report.notes += ("holes between buffers may need more than the limit (predicted)",)
     return report
 
 

@@ -124,7 +124,6 @@ class Outcome:
         timeline: prediction for the rewritten graph in its planned order.
         floor: what no plan can go below.
         order_edges: control edges that fix the order.
-        packed: whether the allocator model finds room in a device of that limit (plus 3 %).
         order: the planned order of all of the user's operations, before anything was inserted.
     """
 
@@ -134,7 +133,6 @@ class Outcome:
     floor: Floor
     order_edges: int
     order: tuple[OpId, ...]
-    packed: bool = True
 
 
 def run(
