@@ -17,6 +17,7 @@ SMALL = {
     "resnet50": lambda **settings: graphs.resnet50(
         32, 4, classes=5, width=4, stages=(1, 1), **settings
     ),
+    "deep_resnet": lambda **settings: graphs.deep_resnet(11, 8, 4, filters=2, **settings),
 }
 
 
@@ -96,11 +97,31 @@ def test_the_unet_has_the_layers_of_its_paper():
     assert built.outputs.shape.as_list() == [1, 16, 16, 16, 3]
 
 
-def test_resnet50_has_the_parameters_of_its_paper():
-    built = graphs.resnet50(32, 1)
-    trainable = built.graph.get_collection("trainable_variables")
-    # 25,557,032 in the released models of He et al. 2016 (convolutions have no bias).
-    assert sum(int(np.prod(v.shape)) for v in trainable) == 25_557_032
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (graphs.resnet18, 11_689_512),
+        (graphs.resnet50, 25_557_032),
+        (graphs.densenet121, 7_978_856),
+        # The convolutions of the paper's configuration D, and one dense layer of 1000 labels.
+        (graphs.vgg16, 14_714_688 + 513_000),
+    ],
+)
+def test_networks_have_the_parameters_of_their_papers(build, count):
+    """As in the released models: convolutions before a normalization have no bias."""
+    trainable = build(32, 1).graph.get_collection("trainable_variables")
+    assert sum(int(np.prod(v.shape)) for v in trainable) == count
+
+
+def test_a_deep_resnet_has_the_layers_that_it_is_named_by():
+    built = graphs.deep_resnet(29, 8, 1, filters=2)
+    convolutions = [
+        v for v in built.graph.get_collection("trainable_variables") if v.shape.rank == 4
+    ]
+    projections = [v for v in convolutions if "project" in v.name]
+    assert len(convolutions) - len(projections) + 1 == 29 and len(projections) == 3
+    with pytest.raises(ConfigError, match="9 n"):
+        graphs.deep_resnet(30)
 
 
 def test_moving_statistics_advance_with_the_train_op():

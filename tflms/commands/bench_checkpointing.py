@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +23,6 @@ OURS = "optimal_checkpointing"
 SLOWER = 1.03  # ours may take so much more than the best rival
 FASTER_ON_AVERAGE = 1.17  # throughput over best periodic (Beaumont et al. 2019, abstract)
 _ADDRESS_SPACE = 8 * 10**9
-_VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions and channels per block
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class _Bench:
         if self.model == "resnet101":
             return graphs.resnet50(self.image, self.batch, stages=(3, 4, 23, 3), device=device)
         if self.model == "vgg16":
-            return vgg16(self.image, self.batch, device=device)
+            return graphs.vgg16(self.image, self.batch, device=device)
         raise ConfigError(f"no model {self.model!r}; write resnet50, resnet101, vgg16 or mlp")
 
     def measure(self) -> int:
@@ -222,41 +220,6 @@ def _interleaved(cases: dict[str, Any], rounds: int) -> dict[str, float]:
                 sessions[name].run([case.loss, case.train_op], feeds)
                 taken[name].append(time.perf_counter() - begun)
     return {name: statistics.median(times) for name, times in taken.items()}
-
-
-def vgg16(image: int, batch: int, *, classes: int = 10, seed: int = 0, device: str | None) -> Any:
-    """Build VGG-16 (Simonyan and Zisserman 2015) with one dense layer behind the convolutions."""
-    import tensorflow as tf
-
-    from tflms.zoo.graphs.training import TrainingGraph, Variables, new_graph, optimizer
-
-    v1 = tf.compat.v1
-    variables = Variables(seed)
-    kept = []
-    with new_graph(device) as graph:
-        images = v1.placeholder(tf.float32, [batch, image, image, 3])
-        labels = v1.placeholder(tf.int32, [batch])
-        x = images
-        for block, (count, channels) in enumerate(_VGG16):
-            for number in range(count):
-                shape = [3, 3, int(x.shape[-1]), channels]
-                kernel = variables.kernel(f"kernel{block}_{number}", shape)
-                bias = variables.constant(f"bias{block}_{number}", [channels], 0.0)
-                x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
-                kept.append(x)
-            x = tf.nn.max_pool2d(x, 2, 2, "SAME")
-        x = tf.reduce_mean(x, [1, 2])
-        logits = tf.matmul(x, variables.normal("head", [int(x.shape[-1]), classes], stddev=0.01))
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        loss = tf.reduce_mean(losses)
-        train_op = optimizer("sgd", 0.01)(loss)
-        init_op = v1.global_variables_initializer()
-    random = np.random.RandomState(seed)
-    feeds = {
-        images: random.randn(batch, image, image, 3).astype(np.float32),
-        labels: random.randint(0, classes, [batch]).astype(np.int32),
-    }
-    return TrainingGraph(graph, loss, train_op, init_op, feeds, logits, tuple(kept))
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from tflms.errors import GraphError
 from tflms.planning.cost import Costs, short_device, sizes, static_costs
+from tflms.runtime import elapsed
 from tflms.runtime import read as reading
 
 _PROBE_NBYTES = 32 * 1024 * 1024
 _REPEATS = 3
+_WARM_UP_STEPS, _TRACED_STEPS = 2, 5
 
 
 def measure_costs(
@@ -29,8 +31,10 @@ def measure_costs(
     """Run a few steps of a training graph in a session of its own and take the times down.
 
     The step must fit in the device as it is; where it does not, measure a smaller batch of the
-    same model, or the graph rewritten with the most saving plan. Operations that Grappler fused or
-    folded away keep their estimates.
+    same model, or the graph rewritten with the most saving plan. Times are medians of traced steps;
+    where operations run side by side, the time that passes is divided among them, so that all of
+    them together take what the step takes. What Grappler folded away takes none, and what it fused
+    counts for the operation whose name the kernel has.
 
     Args:
         graph: the ``tf.Graph``.
@@ -50,30 +54,31 @@ def measure_costs(
     weights = sizes(read.graph, device=device)
     estimated = static_costs(read.graph, weights)
     compat = tf.compat.v1
-    metadata = compat.RunMetadata()
     options = compat.RunOptions(trace_level=compat.RunOptions.FULL_TRACE)
+    there = {op.name: op.id for op in read.graph.ops() if weights.on_device[op.id]}
+    steps: list[dict[str, float]] = []
+    workspace = list(estimated.workspace)
     with compat.Session(graph=graph, config=session_config) as session:
         if init is not None:
             session.run(init)
-        for step in range(_REPEATS):
+        for step in range(_WARM_UP_STEPS + _TRACED_STEPS):
             fed = feeds() if callable(feeds) else feeds
-            traced = step == _REPEATS - 1
-            session.run(
-                fetches, fed, options=options if traced else None,
-                run_metadata=metadata if traced else None,
-            )  # fmt: skip
-    seconds, workspace = list(estimated.seconds), list(estimated.workspace)
-    found = 0
-    for stats in metadata.step_stats.dev_stats:
-        for node in stats.node_stats:
-            op = read.graph.find(node.node_name)
-            if op is None or not weights.on_device[op]:
+            if step < _WARM_UP_STEPS:
+                session.run(fetches, fed)
                 continue
-            found += 1
-            seconds[op] = (node.op_end_rel_micros - node.op_start_rel_micros) * 1e-6
-            workspace[op] = int(node.memory_stats.temp_memory_size)
-    if not found:
+            metadata = compat.RunMetadata()
+            session.run(fetches, fed, options=options, run_metadata=metadata)
+            steps.append(elapsed.shared(elapsed.spans(metadata.step_stats, there)))
+    for device_stats in metadata.step_stats.dev_stats:
+        for node in device_stats.node_stats:
+            if node.node_name in there:
+                workspace[there[node.node_name]] = int(node.memory_stats.temp_memory_size)
+    if not any(steps):
         raise GraphError("the traced step shows no operation of the device; are the fetches right?")
+    taken = elapsed.medians(steps)
+    seconds = list(estimated.seconds)
+    for name, op in there.items():
+        seconds[op] = taken.get(name, 0.0)
     names = {op.device for op in read.graph.ops() if weights.on_device[op.id] and op.device}
     to_host, to_device = measure_link(min(names)) if names else (None, None)
     return Costs(

@@ -1,17 +1,14 @@
-"""ResNet-50 (He et al. 2016) with training-mode batch normalization, as a training graph."""
+"""Residual networks (He et al. 2016) with training-mode batch normalization, as training graphs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from tflms.errors import ConfigError
-from tflms.zoo.graphs.training import Feed, TrainingGraph, Variables, new_graph, optimizer
+from tflms.zoo.graphs.layers import Layers, checked_depth, classifier
+from tflms.zoo.graphs.training import Feed, TrainingGraph
 
 STAGES_OF_RESNET50 = (3, 4, 6, 3)  # bottlenecks per stage (He et al. 2016, table 1)
-_MOMENTUM = 0.9  # of the moving statistics
-_EPSILON = 1e-5  # of batch normalization, as in the paper's released models
+_STAGES_OF_RESNET18 = (2, 2, 2, 2)  # blocks of two 3x3 convolutions
 
 
 def resnet50(
@@ -47,91 +44,145 @@ def resnet50(
     Raises:
         ConfigError: only one of ``images`` and ``labels`` is given.
     """
-    import tensorflow as tf
-
-    if (images is None) != (labels is None):
-        raise ConfigError("give images and labels, or neither of them")
-    if images is None or labels is None:
-        random = np.random.RandomState(seed)
-        images = random.randn(batch, image, image, 3).astype(np.float32)
-        labels = random.randint(0, classes, [batch]).astype(np.int32)
-    with new_graph(device) as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [batch, image, image, 3], name="image")
-        y = tf.compat.v1.placeholder(tf.int32, [batch], name="label")
-        network = _Network(Variables(seed))
-        logits = network.apply(x, width=width, stages=stages, classes=classes)
-        example_loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-        loss = tf.reduce_mean(example_loss, name="loss")
-        train_op = optimizer(optimizer_name, learning_rate)(loss)
-        init_op = tf.compat.v1.global_variables_initializer()
-    feeds = {x: images, y: labels}
-    return TrainingGraph(graph, loss, train_op, init_op, feeds, logits, tuple(network.activations))
+    return classifier(
+        _Bottlenecks, image, batch, classes, width=width, stages=stages, images=images,
+        labels=labels, optimizer_name=optimizer_name, learning_rate=learning_rate, seed=seed,
+        device=device,
+    )  # fmt: skip
 
 
-class _Network:
-    """The layers of one ResNet, and the activations that they have made so far."""
+def resnet18(
+    image: int = 112, batch: int = 32, *, classes: int = 1000, width: int = 64, **settings: Any
+) -> TrainingGraph:
+    """Build ResNet-18 for colour images: stem, eight blocks of two 3x3 convolutions, pooled head.
 
-    def __init__(self, variables: Variables) -> None:
-        self.activations: list[Any] = []
-        self._variables = variables
+    Args:
+        image: edge of the square image in pixels.
+        batch: images per step (static in the graph).
+        classes: number of labels.
+        width: channels of the stem; 64 in the paper.
+        settings: as of ``resnet50``: data, optimizer, seed, device.
+    """
+    return classifier(
+        _BasicBlocks, image, batch, classes, width=width, stages=_STAGES_OF_RESNET18, **settings
+    )
+
+
+def deep_resnet(
+    depth: int = 164,
+    image: int = 32,
+    batch: int = 16,
+    *,
+    filters: int = 16,
+    classes: int = 10,
+    **settings: Any,
+) -> TrainingGraph:
+    """Build a pre-activation ResNet for small images (He et al. 2016, "Identity mappings").
+
+    Three stages of ``(depth - 2) / 9`` bottlenecks each; the paper's deepest has 1001 layers.
+
+    Args:
+        depth: number of convolutions and the dense layer; ``9 n + 2``, such as 164 or 1001.
+        image: edge of the square image in pixels.
+        batch: images per step (static in the graph).
+        filters: channels inside a bottleneck of the first stage; it puts out four times as many.
+        classes: number of labels.
+        settings: as of ``resnet50``: data, optimizer, seed, device.
+
+    Raises:
+        ConfigError: the depth is not ``9 n + 2``.
+    """
+    blocks = checked_depth(depth)
+    return classifier(
+        _Preactivated, image, batch, classes, filters=filters, blocks=blocks, **settings
+    )
+
+
+class _Bottlenecks(Layers):
+    """Stem, stages of blocks, head; ``block`` is a bottleneck here."""
+
+    expansion = 4
 
     def apply(self, x: Any, *, width: int, stages: tuple[int, ...], classes: int) -> Any:
         import tensorflow as tf
 
-        x = self._conv_norm(x, width, edge=7, stride=2, name="stem")
-        x = self._kept(tf.nn.relu(x))
-        x = self._kept(tf.nn.max_pool2d(x, 3, 2, "SAME", name="pool"))
+        x = self.conv_norm(x, width, edge=7, stride=2, name="stem")
+        x = self.kept(tf.nn.relu(x))
+        x = self.kept(tf.nn.max_pool2d(x, 3, 2, "SAME", name="pool"))
         for stage, count in enumerate(stages):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
                 with tf.compat.v1.variable_scope(f"stage{stage}_block{block}"):
-                    x = self._bottleneck(x, width << stage, stride=stride)
-        x = tf.reduce_mean(x, axis=[1, 2])
-        with tf.compat.v1.variable_scope("head"):
-            features = int(x.shape[-1])
-            kernel = self._variables.normal("kernel", [features, classes], stddev=0.01)
-            bias = self._variables.constant("bias", [classes], 0.0)
-            return tf.nn.bias_add(tf.matmul(x, kernel), bias)
+                    x = self.block(x, width << stage, stride=stride)
+        return self.pooled_head(x, classes)
 
-    def _bottleneck(self, x: Any, channels: int, *, stride: int) -> Any:
+    def block(self, x: Any, channels: int, *, stride: int) -> Any:
         """1x1, 3x3, 1x1 to four times the channels, added to the input or its projection."""
         import tensorflow as tf
 
-        shortcut = x
-        if int(x.shape[-1]) != 4 * channels:
-            shortcut = self._conv_norm(x, 4 * channels, edge=1, stride=stride, name="project")
+        shortcut = self.shortcut(x, channels, stride=stride)
         # The stride sits in the 3x3 convolution, as in today's implementations ("v1.5").
-        y = self._conv_norm(x, channels, edge=1, stride=1, name="a")
-        y = self._kept(tf.nn.relu(y))
-        y = self._conv_norm(y, channels, edge=3, stride=stride, name="b")
-        y = self._kept(tf.nn.relu(y))
-        y = self._conv_norm(y, 4 * channels, edge=1, stride=1, name="c")
-        return self._kept(tf.nn.relu(y + shortcut))
+        y = self.conv_norm(x, channels, edge=1, stride=1, name="a")
+        y = self.kept(tf.nn.relu(y))
+        y = self.conv_norm(y, channels, edge=3, stride=stride, name="b")
+        y = self.kept(tf.nn.relu(y))
+        y = self.conv_norm(y, 4 * channels, edge=1, stride=1, name="c")
+        return self.kept(tf.nn.relu(y + shortcut))
 
-    def _kept(self, x: Any) -> Any:
-        self.activations.append(x)
-        return x
+    def shortcut(self, x: Any, channels: int, *, stride: int) -> Any:
+        """The block's input, projected where the number of channels changes."""
+        out = self.expansion * channels
+        if int(x.shape[-1]) == out:
+            return x
+        return self.conv_norm(x, out, edge=1, stride=stride, name="project")
 
-    def _conv_norm(self, x: Any, channels: int, *, edge: int, stride: int, name: str) -> Any:
+
+class _BasicBlocks(_Bottlenecks):
+    """The same with two 3x3 convolutions in a block."""
+
+    expansion = 1
+
+    def block(self, x: Any, channels: int, *, stride: int) -> Any:
+        """3x3, 3x3, added to the input or its projection."""
         import tensorflow as tf
 
-        with tf.compat.v1.variable_scope(name):
-            kernel = self._variables.kernel("kernel", [edge, edge, int(x.shape[-1]), channels])
-            x = self._kept(tf.nn.conv2d(x, kernel, stride, "SAME"))
-            scale = self._variables.constant("scale", [channels], 1.0)
-            offset = self._variables.constant("offset", [channels], 0.0)
-            normal, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-                x, scale, offset, epsilon=_EPSILON, is_training=True
-            )
-            self._track("mean", mean, start=0.0)
-            self._track("variance", variance, start=1.0)
-            return normal
+        shortcut = self.shortcut(x, channels, stride=stride)
+        y = self.conv_norm(x, channels, edge=3, stride=stride, name="a")
+        y = self.kept(tf.nn.relu(y))
+        y = self.conv_norm(y, channels, edge=3, stride=1, name="b")
+        return self.kept(tf.nn.relu(y + shortcut))
 
-    def _track(self, name: str, statistic: Any, *, start: float) -> None:
-        """Keep a moving average of a batch statistic; the train op waits for its update."""
+
+class _Preactivated(Layers):
+    """Bottlenecks that normalize before each convolution and leave the sum alone."""
+
+    def apply(self, x: Any, *, filters: int, blocks: int, classes: int) -> Any:
         import tensorflow as tf
 
-        shape = [int(statistic.shape[0])]
-        moving = self._variables.constant(f"moving_{name}", shape, start, trainable=False)
-        update = moving.assign_sub((moving - statistic) * (1.0 - _MOMENTUM))
-        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.UPDATE_OPS, update)
+        with tf.compat.v1.variable_scope("stem"):
+            x = self.conv(x, filters, edge=3)
+        for stage in range(3):
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                with tf.compat.v1.variable_scope(f"stage{stage}_block{block}"):
+                    x = self._block(x, filters << stage, stride=stride)
+        with tf.compat.v1.variable_scope("last"):
+            x = self.kept(tf.nn.relu(self.norm(x)))
+        return self.pooled_head(x, classes)
+
+    def _block(self, x: Any, channels: int, *, stride: int) -> Any:
+        import tensorflow as tf
+
+        scope = tf.compat.v1.variable_scope
+        with scope("a"):
+            y = self.kept(tf.nn.relu(self.norm(x)))
+        # Where the shape changes, the projection shares the first normalization (section 4.1).
+        shortcut = x
+        if stride != 1 or int(x.shape[-1]) != 4 * channels:
+            with scope("project"):
+                shortcut = self.conv(y, 4 * channels, edge=1, stride=stride)
+        with scope("a_conv"):
+            y = self.conv(y, channels, edge=1)
+        y = self.norm_relu_conv(y, channels, edge=3, stride=stride, name="b")
+        y = self.norm_relu_conv(y, 4 * channels, edge=1, name="c")
+        return self.kept(y + shortcut)
