@@ -8,12 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tflms.commands.bench_checkpointing import OURS, Row, conclusions
+from tflms.commands.checkpointing_run import Bench
+from tflms.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_bench_measures_each_strategy_at_each_limit(tmp_path):
     out = tmp_path / "rows.json"
-    options = ["--model", "mlp", "--batch", "4", "--limits", "0.1", "0.8", "--rounds", "2"]
+    options = ["--models", "mlp", "--batch", "512", "--limits", "0.1", "0.8", "--rounds", "2"]
     strategies = ["--strategies", "best_periodic", "revolve_heterogeneous"]
     done = subprocess.run(
         [sys.executable, "-m", "tflms", "bench", "checkpointing", *options, *strategies,
@@ -39,4 +45,22 @@ def test_the_bench_measures_each_strategy_at_each_limit(tmp_path):
         best = told[limit, "optimal_checkpointing"]
         assert best <= 1.02 * (told[limit, "revolve_heterogeneous"] or best)
     assert "throughput over best periodic" in done.stdout or "nowhere did both" in done.stdout
+    assert "predicted over measured time" in done.stdout.replace("\n", " ")
     assert (tmp_path / "times.png").stat().st_size > 1000
+
+
+def test_a_model_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="no model 'lenet'; write one of resnet18"):
+        Bench("lenet", None, None, Path())
+
+
+def test_the_conclusion_tells_the_mean_its_bound_and_where_periodic_does_not_fit():
+    rows = [
+        Row("net", 100, OURS, 0, 90, 0.0, 0.0, 1.1, 0.0, 1.0909),
+        Row("net", 100, "best_periodic", 0, 80, 0.0, 0.0, 1.2, 0.0, 1.0),
+        Row("net", 50, OURS, 0, 45, 0.0, 0.0, 1.3),
+        Row("net", 50, "best_periodic"),
+    ]
+    (line,) = conclusions(rows)
+    assert "mean of 1 limits: predicted 1.091" in line and "takes 1.200 of save-all" in line
+    assert "at 1 more limits it does not fit" in line

@@ -46,6 +46,9 @@ def test_times_are_measured_where_feeds_are_given():
     )
     assert found.source == "measured"
     assert all(seconds > 0 for seconds in found.chain.forward_seconds[:8])
+    assert all(seconds > 0 for seconds in found.chain.forward_only_seconds[:8])
+    # Measured in runs of their own: the same kernels, and not the same times.
+    assert found.chain.forward_only_seconds != found.chain.forward_seconds
     schedule = checkpointing.optimal_schedule(found.chain, found.chain.activation_bytes[1] * 7)
     assert schedule.peak_bytes <= LAYER * 7
 
@@ -86,6 +89,45 @@ def test_a_function_becomes_a_chain():
 
     found = checkpointing.measure_chain(step, tf.ones([64, 16]))
     assert [stage.forward_ops for stage in found.stages[:3]] == [2, 2, 2]
+
+
+def test_a_model_is_measured_on_copies_of_its_variables():
+    model = residual_model()
+    x, y = np.ones([32, 16], "float32"), np.ones([32, 1], "float32")
+    before = [w.tobytes() for w in model.get_weights()]
+    found = checkpointing.measure_chain(model, x, y, config={"cost": "measured"})
+    estimated = checkpointing.measure_chain(model, x, y)
+    assert found.source == "measured"
+    assert [w.tobytes() for w in model.get_weights()] == before
+    assert int(model.optimizer.iterations.numpy()) == 0
+    assert found.chain.saved_bytes == estimated.chain.saved_bytes
+    blocks = [stage for stage in found.stages if "add" in stage.output]
+    assert all(stage.forward_seconds > 0 and stage.backward_seconds > 0 for stage in blocks)
+    assert all(stage.forward_only_seconds > 0 for stage in blocks)
+
+
+def test_a_function_is_measured_with_what_it_captures():
+    weights = [tf.Variable(0.1 * tf.ones([16, 16])) for _ in range(4)]
+    scale = tf.constant(2.0)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for w in weights:
+                x = tf.nn.tanh(scale * (x @ w))
+            loss = tf.reduce_sum(x)
+        for w, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(gradient)
+        return loss
+
+    found = checkpointing.measure_chain(step, tf.ones([64, 16]), config={"cost": "measured"})
+    assert found.source == "measured" and found.chain.stages >= 4
+    assert sum(found.chain.backward_seconds) > 0
+    assert all((w.numpy() == np.float32(0.1)).all() for w in weights)
+    with pytest.raises(ConfigError, match="1 tensors as inputs and was given 0"):
+        checkpointing.measure_chain(
+            lambda: step(tf.keras.random.normal([64, 16])), config={"cost": "measured"}
+        )
 
 
 def test_what_is_no_step_is_refused():

@@ -19,21 +19,23 @@ from tflms.planning.buffers import rounded
 from tflms.planning.cost import Costs, Sizes
 
 
-def weigh(cut: Cut, weights: Sizes, costs: Costs) -> Chain:
+def weigh(cut: Cut, weights: Sizes, costs: Costs, forward_only: Costs | None = None) -> Chain:
     """Return a cut step as a chain.
 
     Args:
         cut: the stages.
         weights: bytes of the graph's values.
         costs: seconds and workspaces of its operations, estimated or measured.
+        forward_only: the same for a forward that keeps nothing, where it was measured apart.
     """
     scale = _Scale(cut, weights, costs)
+    only = scale if forward_only is None else _Scale(cut, weights, forward_only)
     stages = range(1, cut.stages + 1)
     activations = [scale.inputs(), *(scale.nbytes(v) for v in cut.outputs), 0]
     needed = [scale.needed(stage) for stage in stages]
     saved = [scale.saved(stage) for stage in stages]
     forward_peaks = [scale.peak(cut.forward[i], saved[i]) for i in range(cut.stages)]
-    only_peaks = [scale.peak(needed[i], scale.output(i + 1)) for i in range(cut.stages)]
+    only_peaks = [only.peak(needed[i], scale.output(i + 1)) for i in range(cut.stages)]
     kept = [max(scale.total(saved[i]), activations[i + 1]) for i in range(cut.stages)]
     return Chain(
         forward_seconds=[scale.seconds(cut.forward[i]) for i in range(cut.stages)],
@@ -43,7 +45,7 @@ def weigh(cut: Cut, weights: Sizes, costs: Costs) -> Chain:
         gradient_bytes=[0, *activations[1:]],
         forward_overhead_bytes=[max(0, forward_peaks[i] - kept[i]) for i in range(cut.stages)],
         backward_overhead_bytes=[scale.backward_overhead(stage, activations) for stage in stages],
-        forward_only_seconds=[scale.seconds(needed[i]) for i in range(cut.stages)],
+        forward_only_seconds=[only.seconds(needed[i]) for i in range(cut.stages)],
         forward_only_overhead_bytes=[
             max(0, only_peaks[i] - activations[i + 1]) for i in range(cut.stages)
         ],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tflms.checkpointing.chain import Chain
@@ -14,11 +17,14 @@ from tflms.checkpointing.stages import Cut, cut
 from tflms.checkpointing.weigh import weigh
 from tflms.config import Config
 from tflms.errors import ConfigError
+from tflms.graph.ir import Graph, OpId
 from tflms.planning.cost import Costs
 from tflms.runtime import hook
+from tflms.runtime import read as reading
 from tflms.runtime import rewrite as rewriting
 from tflms.runtime.measure import measure_costs
 from tflms.runtime.rewrite import Job
+from tflms.runtime.standalone import standalone
 from tflms.units import format_bytes, format_seconds
 
 
@@ -30,7 +36,8 @@ class Stage:
         output: the value that it ends in; the loss, for the last one.
         first, last: names of its first and last operation.
         forward_ops, backward_ops: how many operations it has.
-        forward_seconds, backward_seconds: how long they take.
+        forward_seconds, backward_seconds: how long F_all and B take.
+        forward_only_seconds: how long F_null takes, which leaves out what the output needs not.
         output_bytes, saved_bytes: of its output, and of all that its backward reads of it.
     """
 
@@ -40,6 +47,7 @@ class Stage:
     forward_ops: int
     backward_ops: int
     forward_seconds: float
+    forward_only_seconds: float
     backward_seconds: float
     output_bytes: int
     saved_bytes: int
@@ -88,15 +96,19 @@ def measure_chain(
 
     The stages end at operations that all of the forward phase leads through, as long as what they
     put out is read again by the backward phase. A network with long skips becomes a chain of
-    blocks with the skips inside. Sizes come from the graph. Times are measured in a session where
-    ``feeds`` are given (a ``tf.Graph`` only), or read from the file that ``cost`` in the config
-    names; otherwise they are estimated from shapes, for an accelerator.
+    blocks with the skips inside. Sizes come from the graph.
+
+    Times and workspaces are measured on the device where ``feeds`` are given (for a ``tf.Graph``)
+    or ``config`` says ``cost="measured"`` (for a function or a model, which a session runs on
+    copies of its variables): several steps for F_all and B, then several runs of the forward phase
+    alone for F_null and F_ck, which keep nothing. Else they are read from the file that ``cost``
+    names, or estimated from shapes, for an accelerator.
 
     Args:
         step: a training ``tf.Graph``; a function that takes gradients, a ``tf.function`` or not;
             or a compiled Keras model.
         arguments: what the function is called with, or a batch (inputs and labels) for a model.
-            The function is traced and not run; the model's weights are not changed.
+            The function is traced and not called; the model's weights are not changed.
         loss: of a ``tf.Graph``, as of ``tflms.rewrite``.
         fetches: likewise.
         feeds: what a step of a ``tf.Graph`` is fed, or a function that returns it.
@@ -110,12 +122,13 @@ def measure_chain(
     settings = Config.of(config).replace(strategy="none")
     if isinstance(step, tf.Graph):
         job = rewriting.start(step, settings, loss=loss, fetches=fetches)
-        if feeds is not None:
-            measured = measure_costs(
-                step, fetches=fetches, feeds=feeds, init=init, device=settings.device
-            )
-            return _weighed(job, measured)
-        return _weighed(job)
+        if feeds is None:
+            return _weighed(job)
+        measure = functools.partial(
+            measure_costs, step, feeds=feeds, init=init, device=settings.device
+        )
+        names = [job.graph.value_name(v) for v in job.loss]
+        return _weighed(job, measure(fetches=fetches), measure(fetches=names) if names else None)
     if feeds is not None:
         raise ConfigError("feeds= is for a tf.Graph; a function is called with its arguments")
     if hasattr(step, "train_step") and hasattr(step, "optimizer"):
@@ -147,7 +160,30 @@ def _traced(function: Any, arguments: tuple[Any, ...], settings: Config) -> Meas
     losses = list({id(t): t for call in trace.gradients for t in call.targets}.values())
     targets = [t.op for t in graph.outputs if isinstance(t, tf.Tensor)]
     targets = list(dict.fromkeys([*targets, *graph.control_outputs]))
-    return _weighed(rewriting.start(graph, settings, loss=losses, fetches=targets))
+    job = rewriting.start(graph, settings, loss=losses, fetches=targets)
+    if settings.cost != "measured":
+        return _weighed(job)
+    flat = [a for a in tf.nest.flatten(arguments) if isinstance(a, tf.Tensor | np.ndarray)]
+    alone = standalone(graph, flat)
+    measure = functools.partial(
+        measure_costs, alone.graph, feeds=alone.feeds, init=alone.init,
+        init_feeds=alone.init_feeds, device=settings.device,
+    )  # fmt: skip
+    costs, forward_only = (
+        _by_name(job.graph, reading.read(alone.graph).graph, measure(fetches=alone.named(fetched)))
+        for fetched in (targets, [loss.op for loss in losses])
+    )
+    return _weighed(job, costs, forward_only)
+
+
+def _by_name(graph: Graph, other: Graph, costs: Costs) -> Costs:
+    """The costs of a graph, measured on another one that has its operations and more."""
+    found = [other.find(graph.op(OpId(number)).name) for number in range(graph.original_ops)]
+    return dataclasses.replace(
+        costs,
+        seconds=tuple(0.0 if op is None else costs.seconds[op] for op in found),
+        workspace=tuple(0 if op is None else costs.workspace[op] for op in found),
+    )
 
 
 class _Trace:
@@ -169,11 +205,13 @@ class _Trace:
         return self._traces[-1]
 
 
-def _weighed(job: Job, costs: Costs | None = None) -> MeasuredChain:
+def _weighed(
+    job: Job, costs: Costs | None = None, forward_only: Costs | None = None
+) -> MeasuredChain:
     graph = job.graph
     costs = rewriting.costs_of(job) if costs is None else costs
     found = cut(graph, job.phases)
-    chain = weigh(found, job.weights(), costs)
+    chain = weigh(found, job.weights(), costs, forward_only)
     return MeasuredChain(
         chain, tuple(_stages(job, found, chain)), costs.source,
         max(0, job.before.peak_bytes - save_all(chain).peak_bytes),
@@ -191,6 +229,7 @@ def _stages(job: Job, found: Cut, chain: Chain) -> Iterator[Stage]:
             forward_ops=len(forward),
             backward_ops=len(backward),
             forward_seconds=chain.forward_seconds[number],
+            forward_only_seconds=chain.forward_only_seconds[number],
             backward_seconds=chain.backward_seconds[number],
             output_bytes=chain.activation_bytes[number + 1],
             saved_bytes=chain.saved_bytes[number],

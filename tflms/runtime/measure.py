@@ -25,6 +25,7 @@ def measure_costs(
     fetches: Any,
     feeds: Callable[[], Mapping[Any, Any]] | Mapping[Any, Any],
     init: Any = None,
+    init_feeds: Mapping[Any, Any] | None = None,
     device: str | None = None,
     session_config: Any = None,
 ) -> Costs:
@@ -41,6 +42,7 @@ def measure_costs(
         fetches: what a step runs.
         feeds: what it is fed, or a function that returns it.
         init: the operation that initialises the variables.
+        init_feeds: what that is fed.
         device: the accelerator; None takes the one that most operations name.
         session_config: a ``ConfigProto``.
 
@@ -60,7 +62,7 @@ def measure_costs(
     workspace = list(estimated.workspace)
     with compat.Session(graph=graph, config=session_config) as session:
         if init is not None:
-            session.run(init)
+            session.run(init, init_feeds)
         for step in range(_WARM_UP_STEPS + _TRACED_STEPS):
             fed = feeds() if callable(feeds) else feeds
             if step < _WARM_UP_STEPS:
