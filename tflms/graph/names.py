@@ -15,10 +15,12 @@ def inserted(name: str, index: int, role: str) -> str:
     """Return what a copy of an operation's output is called.
 
     Args:
-        name: the operation's.
+        name: the operation's; ``op:slot`` for one slot of an IdentityN.
         index: which of its outputs.
         role: what the copy is for.
     """
+    name, _, slot = name.partition(":")
+    index = index or int(slot or 0)
     output = f"output_{index}/" if index else ""
     return f"{name}{MARK}{output}{role}"
 

@@ -163,7 +163,7 @@ class _Compiler:
             self._new(op.outputs[0], takeable=True)
             return
         on_device = self.weights.on_device[op_id]
-        for value in op.outputs:
+        for index, value in enumerate(op.outputs):
             if not on_device:  # a device operation that reads it gets a copy
                 if any(self.weights.on_device[u.op] for u in self.graph.uses(value)):
                     self._new(value, takeable=True)
@@ -174,7 +174,8 @@ class _Compiler:
                 self._new(value, takeable=False, nbytes=0)
                 self.reads_of.setdefault(op.inputs[0], []).append(self.buffer[value])
             elif facts.view and op.inputs:
-                self.buffer[value] = self.buffer[op.inputs[0]]
+                shown = op.inputs[index if op.type == "IdentityN" else 0]
+                self.buffer[value] = self.buffer[shown]
             else:
                 self._new(value, takeable=True)
 

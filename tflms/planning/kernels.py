@@ -58,6 +58,8 @@ def in_fusible_group(graph: Graph, op_id: OpId) -> bool:
     op = graph.op(op_id)
     for _ in range(_LONGEST_GROUP):
         if op.type in HEADS:
+            if "Backprop" in op.type:
+                return False  # gradients of convolutions are kernels of their own
             uses = graph.uses(op.outputs[0])
             return len(uses) == 1 and graph.op(uses[0].op).type in _BIASES
         if not op.inputs or op.type not in _BIASES | FORWARDING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tflms.config import Config
 from tflms.errors import ConfigError
@@ -35,5 +36,14 @@ def check_devices(config: Config) -> None:
 
 
 def default_kind() -> str:
-    """Return the kind of device for operations that name none, as far as it can be known now."""
-    return "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+    """Return the kind of device for operations that name none, as far as it can be known now.
+
+    That is the one of an eager ``tf.device`` scope, in which a function is called; otherwise an
+    accelerator where there is one, as TensorFlow prefers those. Operations of functions mostly
+    name none.
+    """
+    scope = context.context().device_name
+    if scope and (kind := short_device(scope).partition(":")[0]):
+        return kind
+    kinds = {device.device_type.upper() for device in tf.config.get_visible_devices()}
+    return "GPU" if "GPU" in kinds else min(kinds - {"CPU"}, default="CPU")

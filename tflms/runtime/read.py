@@ -11,6 +11,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import handle_data_util
 
 from tflms.errors import GraphError
+from tflms.graph import slots
+from tflms.graph.erase import Edges
 from tflms.graph.ir import Graph, OpId, Shape, ValueId
 
 _DTYPES = {
@@ -30,12 +32,19 @@ class ReadGraph:
     Attributes:
         graph: the IR, sealed.
         tf_graph: the graph that was read.
-        tf_ops: TensorFlow's operation by IR id.
+        tf_ops: TensorFlow's operation by IR id; the operations of ``slots`` come behind them.
+        slots: per operation that stands for one slot of an IdentityN, that and which slot.
     """
 
     graph: Graph
     tf_graph: Any
     tf_ops: list[Any] = field(default_factory=list)
+    slots: dict[OpId, tuple[OpId, int]] = field(default_factory=dict)
+    _slot_of: dict[tuple[OpId, int], OpId] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Know the slots by what they stand for, too."""
+        self._slot_of = {place: slot for slot, place in self.slots.items()}
 
     def op_id(self, op: Any) -> OpId | None:
         """Return the IR id of one of TensorFlow's operations, or None."""
@@ -43,14 +52,35 @@ class ReadGraph:
         return found if found is not None and self.tf_ops[found] is op else None
 
     def value_id(self, tensor: Any) -> ValueId | None:
-        """Return the IR id of one of TensorFlow's tensors, or None."""
+        """Return the IR id of one of TensorFlow's tensors, or None.
+
+        An output of an IdentityN that is read slot by slot is the slot's value: what readers read.
+        """
         op = self.op_id(tensor.op)
-        return None if op is None else self.graph.op(op).outputs[tensor.value_index]
+        if op is None:
+            return None
+        if (slot := self._slot_of.get((op, tensor.value_index))) is not None:
+            return self.graph.op(slot).outputs[0]
+        return self.graph.op(op).outputs[tensor.value_index]
 
     def tensor(self, value: ValueId) -> Any:
         """Return TensorFlow's tensor for a value of the user's graph."""
         v = self.graph.value(value)
-        return self.tf_ops[v.op].outputs[v.index]
+        op, index = self.slots.get(v.op, (v.op, v.index))
+        return self.tf_ops[op].outputs[index]
+
+    def tf_name(self, op: OpId) -> str:
+        """Return what TensorFlow calls a user's operation; a slot's is that of its IdentityN."""
+        return self.graph.op(self.slots.get(op, (op, 0))[0]).name
+
+    def original_edges(self) -> Edges:
+        """Return the user's edges, taken from TensorFlow again and not from the IR."""
+        inputs = [tuple(map(self.value_id, tf_op.inputs)) for tf_op in self.tf_ops]
+        controls = [tuple(map(self.op_id, tf_op.control_inputs)) for tf_op in self.tf_ops]
+        inputs += [(inputs[op][index],) for op, index in self.slots.values()]
+        controls += [()] * len(self.slots)
+        assert len(inputs) == self.graph.original_ops
+        return Edges(tuple(inputs), tuple(controls))  # type: ignore[arg-type]
 
 
 def read(tf_graph: Any) -> ReadGraph:
@@ -102,8 +132,9 @@ def read(tf_graph: Any) -> ReadGraph:
             controls=[by_name[c.name] for c in tf_op.control_inputs],
         )
     _set_frames(graph)
+    apart = slots.split(graph, whole_runs=not colocates)
     graph.seal()
-    return ReadGraph(graph, tf_graph, list(tf_ops))
+    return ReadGraph(graph, tf_graph, list(tf_ops), apart)
 
 
 def _dtype(dtype: Any) -> str:

@@ -289,7 +289,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     graph, config = job.graph, job.config
     engine, swapped, outcome = proposal.engine, proposal.swapped, proposal.outcome
     verify(graph)
-    erase.check(graph, _original_edges(job))
+    erase.check(graph, job.read.original_edges())
     weights = job.weights()
     after = timeline_of(job, proposal)
     notes: tuple[str, ...] = ()
@@ -328,16 +328,6 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     return report
 
 
-def _original_edges(job: Job) -> erase.Edges:
-    """The user's edges, taken from TensorFlow again and not from the IR that was edited."""
-    read, graph = job.read, job.graph
-    value, op = read.value_id, read.op_id
-    inputs = [tuple(value(t) for t in tf_op.inputs) for tf_op in read.tf_ops]
-    controls = [tuple(op(c) for c in tf_op.control_inputs) for tf_op in read.tf_ops]
-    assert len(inputs) == graph.original_ops
-    return erase.Edges(tuple(inputs), tuple(controls))  # type: ignore[arg-type]
-
-
 def _report(
     job: Job,
     swaps: tuple[Swap, ...],
@@ -354,7 +344,7 @@ def _report(
     report = Report(
         strategy=str(config.strategy),
         config=config.to_dict(),
-        graph_ops=graph.original_ops,
+        graph_ops=len(job.read.tf_ops),
         inserted_ops=inserted,
         levels=max(job.phases.level) + 1,
         swaps=swaps,

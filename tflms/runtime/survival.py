@@ -17,7 +17,7 @@ def targets_of(read: ReadGraph, phases: Phases) -> list[str]:
     """Return the names of the operations at the end of the step, which drag in all the others."""
     graph = read.graph
     return [
-        graph.op(op).name
+        read.tf_name(op)
         for op in phases.order
         if phases.step[op] and not any(phases.step[s] for s in _user_successors(graph, op))
     ]

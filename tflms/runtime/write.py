@@ -61,8 +61,10 @@ def hand_back(read: ReadGraph, *, keep: bool = True) -> list[Any]:
     """Replay a rewrite on the graph that was read, and return the inserted TensorFlow operations.
 
     Everything that TensorFlow would refuse is looked for first; should it refuse all the same, the
-    user's operations get their edges back. ``keep=False`` leaves out the attribute that defends
-    the inserted operations against Grappler, which exists to show that the check finds it out.
+    user's operations get their edges back. What the IR read slot by slot is taken apart in earnest:
+    readers of an IdentityN read its inputs, as new edges may lead from one of them to another's
+    maker. ``keep=False`` leaves out the attribute that defends the inserted operations against
+    Grappler, which exists to show that the check finds it out.
 
     Raises:
         HandBackError: the graph is finalized, changed since it was read, or a session has run an
@@ -86,19 +88,27 @@ def hand_back(read: ReadGraph, *, keep: bool = True) -> list[Any]:
 
 
 def _check(read: ReadGraph, edits: NetEdits) -> None:
-    graph, tf_graph = read.graph, read.tf_graph
+    tf_graph = read.tf_graph
     if tf_graph.finalized:
         raise HandBackError(
             "the graph is finalized and cannot be edited; rewrite it before "
             "MonitoredSession, Supervisor or graph.finalize() close it"
         )
     edited = dict.fromkeys([use.op for use, _ in edits.rewired] + [op for op, _ in edits.controls])
+    edited |= dict.fromkeys(use.op for use in _readers_of_slots(read))
     for op in edited:
-        tf_op, node = read.tf_ops[op], graph.op(op)
-        if tf_graph.get_operation_by_name(node.name) is not tf_op:
-            raise HandBackError(f"the graph has another operation {node.name!r} than when read")
+        tf_op, name = read.tf_ops[read.slots.get(op, (op, 0))[0]], read.tf_name(op)
+        if tf_graph.get_operation_by_name(name) is not tf_op:
+            raise HandBackError(f"the graph has another operation {name!r} than when read")
     if not isinstance(tf_graph, FuncGraph):  # sessions run no function graphs
         sessions.refuse_if_run(tf_graph)
+
+
+def _readers_of_slots(read: ReadGraph) -> list[Use]:
+    """The uses by the user's operations of what is read slot by slot."""
+    graph = read.graph
+    uses = (use for slot in read.slots for use in graph.uses(graph.op(slot).outputs[0]))
+    return [u for u in uses if u.op < graph.original_ops and u.op not in read.slots]
 
 
 class _Replay:
@@ -123,14 +133,31 @@ class _Replay:
                 self._ops[op] = self._make(op)
                 self.made.append(self._ops[op])
         for use, value in edits.rewired:
-            tf_op = self.read.tf_ops[use.op]
-            self._rewired.append((tf_op, use.slot, tf_op.inputs[use.slot]))
-            tf_op._update_input(use.slot, self._tensor(value))
+            if use.op not in self.read.slots:  # a slot's readers read what it reads
+                self._rewire(use, value)
+        for use in _readers_of_slots(self.read):
+            self._rewire(use, graph.op(use.op).inputs[use.slot])
         for op, after in edits.controls:
-            tf_op = self.read.tf_ops[op]
-            self._controlled.append((tf_op, list(tf_op.control_inputs)))
-            tf_op._add_control_input(self._op(after))
+            for waiting in self._waiting(op):
+                self._controlled.append((waiting, list(waiting.control_inputs)))
+                waiting._add_control_input(self._op(after))
         assert all(graph.op(op).role for op in self._ops)
+
+    def _rewire(self, use: Use, value: ValueId) -> None:
+        tf_op, tensor = self.read.tf_ops[use.op], self._tensor(value)
+        if tf_op.inputs[use.slot] is not tensor:
+            self._rewired.append((tf_op, use.slot, tf_op.inputs[use.slot]))
+            tf_op._update_input(use.slot, tensor)
+
+    def _waiting(self, op: OpId) -> list[Any]:
+        """TensorFlow's operations that wait where one of the user's is to wait."""
+        if op not in self.read.slots:
+            return [self.read.tf_ops[op]]
+        graph = self.read.graph  # a slot is no operation of TensorFlow's: its readers wait
+        readers = dict.fromkeys(use.op for use in graph.uses(graph.op(op).outputs[0]))
+        return [self._op(r) for r in readers if r not in self.read.slots] + [
+            waiting for r in readers if r in self.read.slots for waiting in self._waiting(r)
+        ]
 
     def undo(self) -> None:
         for tf_op, slot, tensor in reversed(self._rewired):
@@ -140,11 +167,30 @@ class _Replay:
             tf_op._add_control_inputs(controls)
 
     def _op(self, op: OpId) -> Any:
+        graph = self.read.graph
+        while op in self.read.slots:  # it is done when what it shows is there
+            op = graph.value(graph.op(op).inputs[0]).op
         return self._ops[op] if op in self._ops else self.read.tf_ops[op]
 
     def _tensor(self, value: ValueId) -> Any:
-        v = self.read.graph.value(value)
+        graph = self.read.graph
+        v = graph.value(value)
+        while v.op in self.read.slots:
+            v = graph.value(graph.op(v.op).inputs[0])
         return self._op(v.op).outputs[v.index]
+
+    def _like(self, origin: OpId) -> tuple[dict[str, Any], list[Any]]:
+        """Attributes and output types of a repetition of one of the user's operations."""
+        op, index = self.read.slots.get(origin, (origin, 0))
+        twin = self.read.tf_ops[op]
+        attrs = {key: twin.node_def.attr[key] for key in twin.node_def.attr if key != "_class"}
+        if op == origin:
+            return attrs, [t.dtype for t in twin.outputs]
+        kind = twin.outputs[index].dtype
+        attrs["T"] = attr_value_pb2.AttrValue(
+            list=attr_value_pb2.AttrValue.ListValue(type=[kind.as_datatype_enum])
+        )
+        return attrs, [kind]
 
     def _make(self, op_id: OpId) -> Any:
         op = self.read.graph.op(op_id)
@@ -152,9 +198,7 @@ class _Replay:
         inputs = [self._tensor(v) for v in op.inputs]
         if op.role == "clone":
             assert op.origin is not None
-            twin = self.read.tf_ops[op.origin]
-            attrs = {key: twin.node_def.attr[key] for key in twin.node_def.attr if key != "_class"}
-            types = [t.dtype for t in twin.outputs]
+            attrs, types = self._like(op.origin)
         else:
             attrs = {
                 "T": attr_value_pb2.AttrValue(type=inputs[0].dtype.base_dtype.as_datatype_enum)

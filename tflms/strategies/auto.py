@@ -181,10 +181,10 @@ def run(
     }
     largest = max((weights.nbytes[v] for v in wanted if graph.value(v).op in step), default=1)
     least = max(1, min(ordered.peak_bytes // _SIGNIFICANT, largest // 4))
-    links = chain(graph, phases, weights, order, least)
+    links = chain(graph, phases, weights, order, least, default_kind=default_kind)
     edges = fix_order(engine, links)
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
-    kind = short_device(config.device or main_device(graph)).partition(":")[0]
+    kind = short_device(config.device or main_device(graph)).partition(":")[0] or default_kind
     waste = NEVER_WASTED_ON_EMULATOR_NBYTES if kind == "EMU" else NEVER_WASTED_NBYTES
     setup = problem(graph, weights, costs, ordered, links, wanted, limit=limit,
                     host_limit=host_limit)  # fmt: skip

@@ -40,8 +40,19 @@ class Chain:
         return not (self.needed[op] & ~self.needed[before] or self.feeds[before] & ~self.feeds[op])
 
 
-def chain(graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], least: int) -> Chain:
-    """Find the memory-significant operations of a step: those that touch ``least`` bytes."""
+def chain(
+    graph: Graph,
+    phases: Phases,
+    weights: Sizes,
+    order: Sequence[OpId],
+    least: int,
+    *,
+    default_kind: str = "CPU",
+) -> Chain:
+    """Find the memory-significant operations of a step: those that touch ``least`` bytes.
+
+    ``default_kind`` is the kind of device of operations that name none.
+    """
     folded = kernels.folded(graph, order)
     touching = [
         op_id
@@ -50,14 +61,11 @@ def chain(graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], l
         and op_id not in folded
         and weights.on_device[op_id]
         and _orderable(graph, phases, op_id)
-        and any(weights.nbytes[v] >= least for v in _touched(graph, op_id, folded))
+        and any(weights.nbytes[v] >= least for v in _touched(graph, phases, op_id, folded))
     ]
-    ops = [op for op in touching if not _may_be_fused(graph, phases, op)]
-    heads = [
-        op
-        for op in touching
-        if _may_be_fused(graph, phases, op) and graph.op(op).type in kernels.HEADS
-    ]
+    fused = {op for op in touching if _may_be_fused(graph, phases, op, default_kind)}
+    ops = [op for op in touching if op not in fused]
+    heads = [op for op in touching if op in fused and graph.op(op).type in kernels.HEADS]
     feeds = _feeds(graph, order)
     of_loss = 0
     for op in order:
@@ -69,7 +77,7 @@ def chain(graph: Graph, phases: Phases, weights: Sizes, order: Sequence[OpId], l
     return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds)
 
 
-def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId, default_kind: str) -> bool:
     """Tell whether Grappler may fuse an operation with its neighbours.
 
     It does so (MatMul, BiasAdd and Tanh to one kernel) only where no control edge touches them,
@@ -77,8 +85,8 @@ def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId) -> bool:
     """
     if kernels.in_sum_of_sums(graph, op_id):
         return True
-    kind = short_device(graph.op(op_id).device).partition(":")[0]
-    return kind in ("", "CPU", "GPU") and (
+    kind = short_device(graph.op(op_id).device).partition(":")[0] or default_kind
+    return kind in ("CPU", "GPU") and (
         phases.forward[op_id] or kernels.in_fusible_group(graph, op_id)
     )
 
@@ -89,9 +97,14 @@ def _orderable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
     return not (op.frame or phases.guard[op_id] or facts.view or op.type in effects.CONTROL_FLOW)
 
 
-def _touched(graph: Graph, op_id: OpId, folded: set[OpId]) -> list[ValueId]:
+def _touched(graph: Graph, phases: Phases, op_id: OpId, folded: set[OpId]) -> list[ValueId]:
+    """What an operation makes and reads; in the backward phase, weights too.
+
+    An update that runs while a gradient still reads its weight copies the weight first.
+    """
     op = graph.op(op_id)
-    read = [v for v in op.inputs if not effects.of(graph.producer(v).type).reads]
+    early = phases.forward[op_id]
+    read = [v for v in op.inputs if not (early and effects.of(graph.producer(v).type).reads)]
     return [*op.outputs, *(v for v in read if graph.value(v).op not in folded)]
 
 
