@@ -72,8 +72,8 @@ class Op:
     """One operation.
 
     ``role`` is empty for the user's own operations and says what an inserted one is for:
-    ``swap_out``, ``swap_in``, ``identity``, ``clone`` or ``seed``. ``origin`` names the operation
-    that a clone repeats. ``frame`` is the path of v1 loop frames that the operation runs in.
+    ``swap_out``, ``swap_in``, ``identity``, ``own``, ``clone`` or ``seed``. ``origin`` names the
+    operation that a clone repeats. ``frame`` is the path of v1 loop frames that it runs in.
     """
 
     id: OpId
@@ -89,6 +89,11 @@ class Op:
     role: str = ""
     origin: OpId | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def joins_step(self) -> bool:
+        """Whether it was inserted and runs in the step, not in the variables' initialisation."""
+        return self.role not in ("", "own")
 
 
 @dataclass(frozen=True, slots=True)

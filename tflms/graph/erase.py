@@ -8,7 +8,7 @@ from tflms.errors import InvariantError
 from tflms.graph import text
 from tflms.graph.ir import Graph, OpId, ValueId
 
-COPIES = frozenset({"swap_out", "swap_in", "identity", "seed"})  # roles that hand their input on
+COPIES = frozenset({"swap_out", "swap_in", "identity", "seed", "own"})  # hand their input on
 
 
 @dataclass(frozen=True, slots=True)

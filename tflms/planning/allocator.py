@@ -20,10 +20,11 @@ NEVER_WASTED_ON_EMULATOR_NBYTES = 64 * 1024  # its allocator is told to split
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A buffer comes (``nbytes`` above 0) or goes (0)."""
+    """A buffer comes (``nbytes`` above 0) or goes (0); ``once`` it comes in the first step only."""
 
     buffer: int
     nbytes: int
+    once: bool = False
 
 
 class Arena:
@@ -139,8 +140,10 @@ def overflow(
     for number, nbytes in enumerate(persistent):
         if nbytes and not arena.allocate(-1 - number, nbytes):
             return Overflow(0, nbytes, arena.blocks(), capacity)
-    for _ in range(steps):
+    for step in range(steps):
         for place, event in enumerate(events):
+            if event.once and step:
+                continue
             if not event.nbytes:
                 arena.free(event.buffer)
             elif not arena.allocate(event.buffer, event.nbytes):

@@ -22,6 +22,7 @@ from tflms.planning.cost import Costs
 
 Ints = npt.NDArray[np.int64]
 _ROUNDS = 12  # of choosing and placing, each with a target lowered by what the last was over
+_SLOW_COPIES_PERCENT = 103  # of the peak with instant copies: what slow ones may make of it
 _LATE_COPY = 1.25  # a copy out may take so much longer than planned before it is waited for
 
 
@@ -79,6 +80,8 @@ class Problem:
         host_limit: bytes that may be parked at one time, or None.
         away: per value, places at which it must not be on the device, whatever the sum is: its
             buffer would be in the way of another.
+        pins: values too small to be worth a copy, which only leave where they are in the way.
+        strict: every copy is waited for at once, so that nothing depends on how long it takes.
     """
 
     order: tuple[OpId, ...]
@@ -92,6 +95,8 @@ class Problem:
     limit: int
     host_limit: int | None = None
     away: Mapping[ValueId, tuple[int, ...]] = field(default_factory=dict)
+    pins: frozenset[ValueId] = frozenset()
+    strict: bool = False
 
     def may_be_away(self, value: ValueId, place: int) -> Gap | None:
         """Return the gap in which a value can be gone at a place, or None.
@@ -162,7 +167,12 @@ def _better(new: Decision, old: Decision) -> bool:
 
 def _choose(problem: Problem, target: int) -> tuple[list[Gap], bool]:
     """Take gaps until the target holds; False where all that help were taken and it does not."""
-    gaps = [gap for value in problem.gaps for gap in problem.gaps[value]]
+    gaps = [
+        gap
+        for value in problem.gaps
+        if value not in problem.pins or value in problem.away
+        for gap in problem.gaps[value]
+    ]
     resident = problem.resident.astype(np.int64).copy()
     kept = {(g.value, g.until) for g in gaps if _away_in(problem, g)}
     if not gaps or (int(resident.max(initial=0)) <= target and not kept):
@@ -260,6 +270,8 @@ def _place_outs(problem: Problem, places: Ints, windows: list[_Window], resident
         at = int(np.searchsorted(starts, begin + copying * _LATE_COPY, side="left"))
         relaxed = int(places[at]) if at < len(places) else 1 << 60
         soonest = _next(places, made)
+        if problem.strict:
+            relaxed = soonest
         window.gone = max(soonest, min(relaxed, window.gap.until - 1))
         if asked := _away_in(problem, window.gap):
             latest = int(places[int(np.searchsorted(places, min(asked), side="right")) - 1])
@@ -269,11 +281,16 @@ def _place_outs(problem: Problem, places: Ints, windows: list[_Window], resident
         if first[window.gap.value] is not window:
             window.gone = window.gap.after + 1  # its copy is on the host since the first gap
         resident[window.gone : window.gap.until] -= window.gap.nbytes
-    # Where that is too late for the limit, operations wait for the copies that were made first.
+    # Where that is too late, operations wait for the copies that were made first: for the limit,
+    # and for a peak that hardly depends on how fast copies are.
+    at_best = resident.copy()
+    for soonest, window in pending:
+        at_best[soonest : window.gone] -= window.gap.nbytes
+    most = min(problem.limit, int(at_best.max(initial=0)) * _SLOW_COPIES_PERCENT // 100)
     late = sorted(pending, key=lambda item: (item[0], item[1].gap.value))
     for soonest, window in late:
         stretch = resident[soonest : window.gone]
-        over = np.flatnonzero(stretch > problem.limit)
+        over = np.flatnonzero(stretch > most)
         if len(over):
             at = soonest + int(over[0])
             gate = int(places[int(np.searchsorted(places, at, side="right")) - 1])
@@ -292,6 +309,8 @@ def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident:
         engine = min(engine, float(problem.start[use])) - gap.nbytes / problem.costs.to_device
         last = int(np.searchsorted(places, use, side="left")) - 1
         wanted = int(np.searchsorted(ends[: last + 1], engine, side="right")) - 1
+        if problem.strict:
+            wanted = last
         low = max(int(np.searchsorted(places, max(window.gone, gap.after + 1), side="left")), 0)
         if low > last:
             window.back = window.gone - 1  # no operation lies between: it stays

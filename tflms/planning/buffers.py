@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tflms.graph import effects
+from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
 from tflms.planning.cost import Sizes
@@ -42,6 +43,14 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Initial:
+    """Constants that variables were started with: their bytes, and the handles of the variables."""
+
+    nbytes: tuple[int, ...]
+    sharing: tuple[ValueId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Buffers:
     """A step as arrays; a buffer is a value with all views of it.
 
@@ -57,6 +66,8 @@ class Buffers:
         waits: per operation that waits for copies, those.
         persistent: bytes of each variable and constant.
         initial: those of the constants that variables were started with.
+        born: per variable that shares its buffer with such a constant until it is first written,
+            the operations that write it, and its bytes (of ``persistent``).
     """
 
     root: Ints
@@ -77,7 +88,8 @@ class Buffers:
     copies: Mapping[int, Transfer]
     waits: Mapping[int, tuple[OpId, ...]]
     persistent: tuple[int, ...]
-    initial: tuple[int, ...]
+    initial: Initial
+    born: tuple[tuple[tuple[int, ...], int], ...]
 
     @staticmethod
     def of(
@@ -85,7 +97,7 @@ class Buffers:
         weights: Sizes,
         within: set[OpId],
         *,
-        initial: tuple[int, ...] | None = None,
+        initial: Initial | None = None,
     ) -> Buffers:
         """Compile the operations of a step.
 
@@ -93,17 +105,15 @@ class Buffers:
             graph: the graph.
             weights: of this very graph.
             within: the operations that run.
-            initial: bytes of constants that variables were started with, where they are known.
+            initial: constants that variables were started with, where they are known.
         """
         if initial is None:
-            initial = tuple(_initial_constants(graph, weights, within))
+            initial = _initial_constants(graph, weights, within)
         return _Compiler(graph, weights, within, initial).compile()
 
 
 class _Compiler:
-    def __init__(
-        self, graph: Graph, weights: Sizes, within: set[OpId], initial: tuple[int, ...]
-    ) -> None:
+    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId], initial: Initial) -> None:
         self.graph, self.weights, self.within, self.initial = graph, weights, within, initial
         self.buffer = [-1] * graph.value_count
         self.root: list[int] = []
@@ -124,7 +134,7 @@ class _Compiler:
         self.folded = kernels.folded(graph, order)
         for op_id in order:
             self._make(op_id)
-        self.persistent += self.initial
+        self.persistent += self.initial.nbytes
         uses: list[list[int]] = [[] for _ in self.root]
         donor: list[int] = []
         heir: list[int] = []
@@ -223,6 +233,7 @@ class _Compiler:
             _ints(used), _ints(donor), _ints(heir), _ints(taker), _ints(write_op),
             _ints(write_read), _ints(write_nbytes), tuple(outs), tuple(out_uses), tuple(ins),
             copies, waits, tuple(n for n in self.persistent if n), self.initial,
+            tuple((w, rounded(n)) for w, n in self._born()),
         )  # fmt: skip
 
     def _transfer(self, op_id: OpId, *, out: bool) -> Transfer:
@@ -232,6 +243,21 @@ class _Compiler:
         gates = tuple(c for c in graph.control_users(op_id) if c in self.within) if out else ()
         gates = tuple(g for g in gates if not graph.op(g).role)
         return Transfer(op_id, self.weights.nbytes[op.outputs[0]], out, gates, readers)
+
+    def _born(self) -> list[tuple[tuple[int, ...], int]]:
+        """Variables that are started with a constant, with what writes them in the step."""
+        found: list[tuple[tuple[int, ...], int]] = []
+        for handle in self.initial.sharing:
+            nbytes = int(self.graph.producer(handle).attrs.get("variable_nbytes", 0))
+            writers = tuple(
+                use.op
+                for use in self.graph.uses(handle)
+                if use.op in self.within
+                and use.slot in effects.of(self.graph.op(use.op).type).writes
+            )
+            if writers and nbytes:
+                found.append((writers, nbytes))
+        return found
 
     def _writes(self) -> tuple[list[int], list[int], list[int]]:
         ops: list[int] = []
@@ -251,7 +277,7 @@ class _Compiler:
         return ops, reads, nbytes
 
 
-def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> list[int]:
+def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> Initial:
     """Bytes of constants that variables were started with.
 
     A session keeps what its initialisation was compiled to; equal constants are one. Random
@@ -260,14 +286,18 @@ def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> list[
     outside = [op.id for op in graph.ops() if op.id not in within]
     constant = kernels.folded(graph, _topological(graph, set(outside)))
     kinds: dict[tuple[str, object], int] = {}
+    sharing: dict[ValueId, None] = {}
     for op_id in outside:
         op = graph.op(op_id)
         if op.type not in ("AssignVariableOp", "Assign") or not weights.on_device[op_id]:
             continue
-        v = graph.value(op.inputs[1])
-        if v.op in constant:
-            kinds[(v.dtype, v.shape)] = rounded(weights.nbytes[v.id])
-    return list(kinds.values())
+        v = graph.value(original(graph, op.inputs[1]))
+        if v.op not in constant:
+            continue
+        kinds[(v.dtype, v.shape)] = rounded(weights.nbytes[v.id])
+        if op.type == "AssignVariableOp" and v.id == op.inputs[1]:
+            sharing[op.inputs[0]] = None
+    return Initial(tuple(kinds.values()), tuple(sharing))
 
 
 def _topological(graph: Graph, within: set[OpId]) -> list[OpId]:

@@ -30,12 +30,14 @@ class Sizes:
         unknown: values whose size is not known from the graph alone.
         on_device: per operation, whether it runs on the accelerator that is to be relieved.
         variable_nbytes: bytes of all variables that live on the device.
+        reserves: values whose size depends on what the runtime fuses.
     """
 
     nbytes: tuple[int, ...]
     unknown: frozenset[ValueId]
     on_device: tuple[bool, ...]
     variable_nbytes: int
+    reserves: tuple[ValueId, ...] = ()
 
 
 def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = None) -> Sizes:
@@ -48,6 +50,7 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
         batch_size: what an unknown leading dimension stands for.
     """
     unknown: set[ValueId] = set()
+    reserves: list[ValueId] = []
     nbytes: list[int] = []
     for op_id in range(graph.size):
         if not graph.has(op_id):
@@ -64,6 +67,8 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
                 unknown.add(value)
             if size is None:
                 size = kernels.reserve_nbytes(graph, value, nbytes)
+                if size is not None:
+                    reserves.append(value)
             nbytes.append(size if size is not None else _at_least(graph, value))
     chosen = device if device is not None else main_device(graph)
     on_device = [False] * graph.size
@@ -72,12 +77,14 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
     variables = sum(
         int(op.attrs.get("variable_nbytes", 0)) for op in graph.ops() if on_device[op.id]
     )
-    return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), variables)
+    return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), variables, tuple(reserves))
 
 
 def with_inserted(graph: Graph, weights: Sizes) -> Sizes:
-    """Weigh what was inserted since a graph was weighed; nothing else is looked at again."""
+    """Weigh what was inserted since a graph was weighed, and what that keeps from being fused."""
     nbytes = list(weights.nbytes[: graph.value_count])
+    for value in weights.reserves:
+        nbytes[value] = kernels.reserve_nbytes(graph, value, nbytes) or 0
     on_device = list(weights.on_device[: graph.size])
     unknown = set(weights.unknown)
     for op_id in range(len(on_device), graph.size):
@@ -94,7 +101,9 @@ def with_inserted(graph: Graph, weights: Sizes) -> Sizes:
                 unknown.add(value)
         place = twin.id if op.origin is not None else graph.value(op.inputs[0]).op
         on_device.append(not op.role.startswith("swap") and on_device[place])
-    return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), weights.variable_nbytes)
+    return dataclasses.replace(
+        weights, nbytes=tuple(nbytes), unknown=frozenset(unknown), on_device=tuple(on_device)
+    )
 
 
 @dataclass(frozen=True, slots=True)

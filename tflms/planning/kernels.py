@@ -33,6 +33,7 @@ _CONVOLUTIONS = frozenset(_CONVOLUTION_TYPES.split())
 _MATRIX_PRODUCTS = frozenset(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"])
 _CONVOLUTION_SCRATCH_NBYTES = 16 * 1024
 _POOL_GRADIENTS = frozenset(["MaxPoolGrad", "MaxPoolGradV2"])
+SCRATCH_FIRST = _POOL_GRADIENTS  # these ask for scratch memory before they ask for their result
 
 
 _BIASES = frozenset(["BiasAdd", "Add", "AddV2", "Mul", "AddN"])
@@ -97,9 +98,13 @@ def folded(graph: Graph, order: Sequence[OpId]) -> set[OpId]:
     found: set[OpId] = set()
     for op_id in order:
         op = graph.op(op_id)
-        if op.role or op.stateful or op.frame:
+        if op.stateful or op.frame:
             continue
-        if op.type == "Const" or reads_shape_only(graph, op):
+        if reads_shape_only(graph, op):
+            found.add(op_id)
+        elif op.role:
+            continue
+        elif op.type == "Const":
             found.add(op_id)
         elif op.type in ("ZerosLike", "OnesLike"):
             if (shape := graph.value(op.outputs[0]).shape) is not None and None not in shape:
@@ -116,7 +121,8 @@ def folded(graph: Graph, order: Sequence[OpId]) -> set[OpId]:
 def reserve_nbytes(graph: Graph, value: ValueId, nbytes: Sequence[int]) -> int | None:
     """Return the size of a fused batch normalization's last output, or None for other values.
 
-    Where ReLU follows, the two are fused and the output holds a mask of an eighth of the result.
+    Where ReLU follows, the two are fused and the output holds a mask of an eighth of the result;
+    not so where a control edge touches one of them.
     """
     v = graph.value(value)
     op = graph.op(v.op)
@@ -124,6 +130,9 @@ def reserve_nbytes(graph: Graph, value: ValueId, nbytes: Sequence[int]) -> int |
         return None
     uses = graph.uses(op.outputs[0])
     fused = len(uses) == 1 and graph.op(uses[0].op).type == "Relu"
+    if fused:
+        pair = (op, graph.op(uses[0].op))
+        fused = not any(one.controls or graph.control_users(one.id) for one in pair)
     return nbytes[op.outputs[0]] // 8 if fused else 4
 
 

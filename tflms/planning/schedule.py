@@ -8,6 +8,7 @@ otherwise the user's own order is kept, which runs branch after branch. Greedy, 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Sequence
 
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
@@ -20,8 +21,15 @@ _SMALL_NBYTES = 16 * 1024
 class _Alive:
     """Readers that are still to come, per buffer; views share the buffer of what they show."""
 
-    def __init__(self, graph: Graph, weights: Sizes, within: set[OpId]) -> None:
-        self.graph, self.weights, self.within = graph, weights, within
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Sizes,
+        parked: Collection[ValueId] = (),
+        late: Collection[OpId] = (),
+    ) -> None:
+        self.graph, self.weights = graph, weights
+        self.parked, self.late = parked, late
         self.home: dict[ValueId, ValueId] = {}
         self.nbytes: dict[ValueId, int] = {}
         self.readers: dict[ValueId, dict[OpId, None]] = {}
@@ -42,7 +50,8 @@ class _Alive:
                 self.readers[value] = {}
             if op_id not in folded:
                 for value in op.inputs:
-                    if (home := self.home.get(value)) is not None:
+                    home = self.home.get(value)
+                    if home is not None and not (home in self.parked and op_id in self.late):
                         self.readers[home][op_id] = None
 
     def change(self, op_id: OpId) -> int:
@@ -54,6 +63,13 @@ class _Alive:
             self.nbytes[h] for h in homes if len(self.readers[h]) == 1 and op_id in self.readers[h]
         )
         return made - gone
+
+    def fetched(self, op_id: OpId) -> int:
+        """Bytes of what has to come back from the host for an operation, and then is gone again."""
+        if op_id not in self.late:
+            return 0
+        homes = dict.fromkeys(self.home[v] for v in self.graph.op(op_id).inputs if v in self.home)
+        return sum(self.nbytes[home] for home in homes if home in self.parked)
 
     def run(self, op_id: OpId) -> list[OpId]:
         """Mark an operation as run; return the readers that became the last of their buffer."""
@@ -67,24 +83,40 @@ class _Alive:
         return last
 
 
-def list_schedule(graph: Graph, weights: Sizes, within: set[OpId]) -> list[OpId]:
+def list_schedule(
+    graph: Graph,
+    weights: Sizes,
+    within: set[OpId],
+    *,
+    parked: Collection[ValueId] = (),
+    late: Collection[OpId] = (),
+    lightest: bool = False,
+) -> list[OpId]:
     """Return a topological order of a step's operations that keeps little alive.
 
     Args:
         graph: the user's graph.
         weights: its sizes and placement.
         within: the operations of the step.
+        parked: values that are on the host when no operation uses them.
+        late: operations that read these from the host.
+        lightest: of what makes more than it lets go of, the operation that needs least memory
+            goes first, instead of the one that the program made first.
     """
     waiting = {op: sum(p in within for p in graph.predecessors(op)) for op in sorted(within)}
     natural = _natural(graph, within, dict(waiting))
     rank = {op: place for place, op in enumerate(natural)}
-    alive = _Alive(graph, weights, within)
+    alive = _Alive(graph, weights, parked, late)
     alive.learn(natural)
     ready: dict[OpId, int] = {}
     heap: list[tuple[int, int, OpId]] = []
 
     def push(op: OpId) -> None:
-        ready[op] = key = _urgency(alive.change(op))
+        change = alive.change(op)
+        key = _urgency(change)
+        if lightest and key >= 0:
+            key = max(change, 0) + alive.fetched(op)
+        ready[op] = key
         heapq.heappush(heap, (key, rank[op], op))
 
     for op, count in waiting.items():
@@ -132,3 +164,37 @@ def _natural(graph: Graph, within: set[OpId], waiting: dict[OpId, int]) -> list[
                 if not waiting[after]:
                     heapq.heappush(heap, after)
     return order
+
+
+def least_peak(
+    graph: Graph,
+    weights: Sizes,
+    order: Sequence[OpId],
+    parked: Collection[ValueId],
+) -> int:
+    """Return the bytes that an order needs at once, if parked values are gone between their uses.
+
+    Variables and workspaces are left out; no result takes over the buffer of an input.
+    """
+    alive = _Alive(graph, weights)
+    alive.learn(list(order))
+    place = {op: at for at, op in enumerate(order)}
+    change = [0] * (len(order) + 1)
+    for home, readers in alive.readers.items():
+        nbytes = alive.nbytes[home]
+        if not nbytes:
+            continue
+        uses = sorted({place[graph.value(home).op], *(place[op] for op in readers)})
+        if home not in parked:
+            uses = [uses[0], uses[-1]]
+            change[uses[0]] += nbytes
+            change[uses[1] + 1] -= nbytes
+            continue
+        for use in uses:
+            change[use] += nbytes
+            change[use + 1] -= nbytes
+    peak = held = 0
+    for step in change:
+        held += step
+        peak = max(peak, held)
+    return peak

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.planning import kernels
 from tflms.planning.allocator import Event
 from tflms.planning.buffers import Buffers, Transfer
 from tflms.planning.cost import Costs, Sizes, static_costs
@@ -31,7 +32,7 @@ class Events:
     """What a step asks of the device's allocator, in order.
 
     Attributes:
-        persistent: bytes of what is allocated for good.
+        persistent: bytes of what is allocated for good before the step.
         events: what comes and goes.
         places: per event, the place of the operation in the order.
         tenants: per buffer, the values that it holds one after another, each with the place from
@@ -244,6 +245,10 @@ class Replay:
         start, _, transfers, _ = self._clock(sequence, position)
         ends, taken = self._lifetimes(position, start, transfers, len(order), pace)
         alive, born = self._bounds(taken)
+        first: dict[int, int] = {}  # per copy, the place of the first that waits for it
+        for waiter, copies in b.waits.items():
+            for copy in copies:
+                first[copy] = min(first.get(copy, len(order)), int(position[waiter]))
         home = list(range(len(b.nbytes)))
         for donor, heir in sorted(
             zip(b.donor[taken].tolist(), b.heir[taken].tolist(), strict=True),
@@ -251,29 +256,35 @@ class Replay:
         ):
             home[heir] = home[donor]
         sized = b.nbytes > 0
-        # Sorted by place; at a place results come first, then scratch memory, then what goes.
+        # Sorted by place; at a place results come, then (or before) scratch memory, then things go.
         found: list[tuple[int, int, Event]] = []
         for buffer in np.flatnonzero(born & sized).tolist():
             op = int(b.producer[buffer])
             at = int(position[op])
             if op in b.copies and not _lasts(op, pace):
-                latest = min(int(ends[buffer]), len(order)) - 1
+                latest = min(first.get(op, len(order)), len(order)) - 1
                 at = max(at, min(at + _lag(op, pace), latest))
             found.append((at, 0, Event(buffer, int(b.nbytes[buffer]))))
         scratch = self._workspace[sequence]
         for at in np.flatnonzero(scratch).tolist():
-            found.append((at, 1, Event(-1 << 40, int(scratch[at]))))
+            early = self._graph.op(int(sequence[at])).type in kernels.SCRATCH_FIRST
+            found.append((at, -1 if early else 1, Event(-1 << 40, int(scratch[at]))))
             found.append((at, 2, Event(-1 << 40, 0)))
         for buffer in np.flatnonzero(alive & sized).tolist():
             at = min(int(ends[buffer]), len(order) - 1)
             found.append((at, 3, Event(home[buffer], 0)))
+        persistent = list(b.persistent)
+        for number, (writers, nbytes) in enumerate(b.born):
+            at = min(int(position[writer]) for writer in writers)
+            found.append((at, -2, Event((-1 << 41) - number, nbytes, once=True)))
+            persistent.remove(nbytes)
         found.sort(key=lambda entry: entry[:2])
         tenants: dict[int, list[tuple[int, ValueId]]] = {}
         for buffer in np.flatnonzero(sized).tolist():
             made = (int(position[b.producer[buffer]]), ValueId(int(b.root[buffer])))
             tenants.setdefault(home[buffer], []).append(made)
         events, places = tuple(e for *_, e in found), tuple(at for at, *_ in found)
-        return Events(b.persistent, events, places, tenants)
+        return Events(tuple(persistent), events, places, tenants)
 
     def _taken(self, position: Ints, ends: Ints) -> Ints:
         """Indices of the (donor, heir) pairs whose buffer is handed on, one per operation."""

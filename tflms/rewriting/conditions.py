@@ -167,6 +167,15 @@ def precedes(env: Env, anchor: str, uses: str) -> str | None:
 
 
 @condition
+def starting(env: Env, uses: str) -> str | None:
+    """All uses are what a variable is assigned as a whole."""
+    for use in env.uses(uses):
+        if env.graph.op(use.op).type != "AssignVariableOp" or use.slot != 1:
+            return f"{env.name(use.op)} does not assign it to a variable"
+    return None
+
+
+@condition
 def distinct(env: Env, a: str, b: str) -> str | None:
     """Two values are not the same."""
     return f"{a} and {b} are the same" if env.value(a) == env.value(b) else None

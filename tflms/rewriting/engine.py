@@ -239,7 +239,7 @@ class Engine:
             return self._clone(env.op(statement.source), controls)
         value = env.value(statement.source)
         v, source = graph.value(value), graph.producer(value)
-        role = "identity"
+        role = "own" if statement.type == "DeepCopy" else "identity"
         if statement.host:
             role = "swap_in" if source.role == "swap_out" else "swap_out"
         elif statement.after:

@@ -339,7 +339,7 @@ def _report(
     graph, config = job.graph, job.config
     weights = job.weights()
     unknown = sorted({op.type for op in graph.ops() if not effects.of(op.type).known})
-    kept = (op for op in graph.ops() if op.role and op.role != "clone")
+    kept = (op for op in graph.ops() if op.joins_step and op.role != "clone")
     names = [op.name for op in kept] if inserted else []
     report = Report(
         strategy=str(config.strategy),

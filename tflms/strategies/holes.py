@@ -11,7 +11,8 @@ from tflms.planning.auto import Decision, Problem
 from tflms.planning.simulate import Events, Replay
 
 PACES = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # of copies: a plan fits however fast the link is
-ROOM_PERCENT = 100  # of the limit, into which buffers must fit; a device is to have 3 more
+# Of the limit, into which buffers must fit: what variables were started with is an estimate.
+ROOM_PER_MILLE = 996
 _JUDGED = 3  # plans of those that were tried, when a limit is refused
 
 
@@ -23,7 +24,7 @@ def least_limit(tried: Sequence[tuple[int, Replay, list[OpId]]], waste: int) -> 
         for pace in PACES:
             asked = replay.events(planned, pace)
             least = least_capacity(asked.persistent, asked.events, found, waste=waste)
-            found = max(found, least * 100 // ROOM_PERCENT + 1)
+            found = max(found, least * 1000 // ROOM_PER_MILLE + 1)
             if best is not None and found >= best:
                 break
         best = found if best is None else min(found, best)
@@ -63,13 +64,15 @@ def in_the_way(
     def floating(buffer: int) -> bool:
         return buffer in asked.tenants
 
-    found = cheapest_hole(spill, price, floating)
-    if not found:
-        return None
-    values = [(buffer, value_in(buffer)) for buffer in found]
-    came = {b: asked.tenants[b][0][0] for b, v in values if price(b) is None}
-    moved = [v for b, v in values if b not in came and v is not None]
-    if not moved:
+    moved: list[ValueId] = []
+    for may_float in (floating, lambda _: False):  # what floats alone may come to lie there again
+        found = cheapest_hole(spill, price, may_float) or ()
+        values = [(buffer, value_in(buffer)) for buffer in found]
+        came = {b: asked.tenants[b][0][0] for b, v in values if price(b) is None}
+        moved = [v for b, v in values if b not in came and v is not None]
+        if moved:
+            break
+    else:
         return None
     earliest = min((_place_of(setup, planned, at) for at in came.values()), default=place)
     away: dict[ValueId, tuple[int, ...]] = {}

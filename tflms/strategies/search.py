@@ -1,0 +1,256 @@
+"""Looks for swaps that keep a limit: decides, applies, predicts, and undoes what does not fit.
+
+First freely: copies take the time that they take, and the plan must fit whatever that is. Where
+nothing is found so, strictly: what comes next waits for each copy, and everything that is not tiny
+has its place in the order. Then buffers come and go in one order only, which can be predicted, and
+limits close to the floor are met, at the price of time in which the device waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tflms.graph.erase import original
+from tflms.graph.ir import OpId, Use, ValueId
+from tflms.planning import auto
+from tflms.planning.allocator import Overflow, overflow
+from tflms.planning.auto import Choice, Decision, Gap, Problem
+from tflms.planning.buffers import rounded
+from tflms.planning.cost import Costs, Sizes, with_inserted
+from tflms.planning.simulate import Events, Replay, Timeline
+from tflms.rewriting.engine import Application, Applied, Engine
+from tflms.strategies.gaps import Views, gaps_of
+from tflms.strategies.holes import PACES, ROOM_PER_MILLE, in_the_way, least_limit
+from tflms.strategies.lines import Chain, chain, deferred, fix_order
+from tflms.strategies.swap import Swapped
+from tflms.strategies.waiting import hold
+
+_ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
+_FEWEST_ATTEMPTS = 10
+_SMALL_GRAPH = 3000
+_SIGNIFICANT = 500  # an operation counts that touches this part of the peak, or more
+_STRICTLY_SIGNIFICANT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rewrite that keeps the limit, by prediction.
+
+    Attributes:
+        swapped: the values that were parked.
+        timeline: the step as it will run.
+        order_edges: control edges that fix the order.
+    """
+
+    swapped: list[Swapped]
+    timeline: Timeline
+    order_edges: int
+
+
+@dataclass(slots=True)
+class Search:
+    """What stays the same from attempt to attempt.
+
+    Attributes:
+        engine: of the graph in its planned order.
+        weights, costs: of the graph before anything is parked.
+        step: operations that run.
+        order: these, as planned.
+        replay: of the graph before anything is parked.
+        wanted: values that may be parked. pins: those that are too small to be worth it.
+        limit: bytes that the device may hold.
+        host_limit: bytes that may be parked at one time, or None.
+        waste: what the device's allocator leaves over at most, see ``overflow``.
+        default_kind: the kind of device that runs operations which name none.
+        tried: peak, replay and order of each attempt that failed.
+    """
+
+    engine: Engine
+    weights: Sizes
+    costs: Costs
+    step: set[OpId]
+    order: list[OpId]
+    replay: Replay
+    wanted: set[ValueId]
+    pins: frozenset[ValueId]
+    limit: int
+    host_limit: int | None
+    waste: int
+    default_kind: str
+    tried: list[tuple[int, Replay, list[OpId]]] = dataclasses.field(default_factory=list)
+
+    def run(self) -> Found | None:
+        """Rewrite the graph so that it keeps the limit; leave it as it was where nothing does."""
+        return self._search(strict=False) or self._search(strict=True)
+
+    def least_limit(self) -> int:
+        """The smallest limit that one of the plans that were tried would keep."""
+        return least_limit(self.tried, self.waste)
+
+    def _search(self, *, strict: bool) -> Found | None:
+        graph = self.engine.graph
+        start = len(graph.journal)
+        links = chain(
+            graph, self.engine.phases, self.weights, self.order, self._least(strict),
+            default_kind=self.default_kind,
+        )  # fmt: skip
+        edges = fix_order(self.engine, links)
+        self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
+        setup = problem(self, links, strict=strict)
+        mark = len(graph.journal)
+        for _ in range(self._attempts()):
+            decision = auto.decide(setup)
+            swapped = apply(self.engine, links, decision, strict=strict)
+            timeline, spill = self._judge(links)
+            if timeline.peak_bytes <= self.limit and spill is None:
+                return Found(swapped, timeline, edges)
+            more = None
+            if spill is not None:
+                more = in_the_way(graph, setup, decision, *spill)
+            graph.rollback(mark)
+            if more is not None:
+                setup = dataclasses.replace(setup, away=more)
+            elif decision.exhausted:
+                break
+            else:
+                down = max((timeline.peak_bytes - self.limit) // 2, self.limit // 100)
+                setup = dataclasses.replace(setup, limit=setup.limit - down)
+        graph.rollback(start)
+        return None
+
+    def _attempts(self) -> int:
+        return max(_FEWEST_ATTEMPTS, _ATTEMPTS * _SMALL_GRAPH // max(len(self.order), _SMALL_GRAPH))
+
+    def _least(self, strict: bool) -> int:
+        """Bytes that an operation has to touch to have its place in the order."""
+        sized = [self.weights.nbytes[v] for v in self.wanted if self._runs(v)]
+        part = _STRICTLY_SIGNIFICANT if strict else _SIGNIFICANT
+        return max(
+            1, min(self.replay.run(self.order).peak_bytes // part, max(sized, default=1) // 4)
+        )
+
+    def _runs(self, value: ValueId) -> bool:
+        return self.engine.graph.value(value).op in self.step
+
+    def _judge(self, links: Chain) -> tuple[Timeline, tuple[Events, Overflow, list[OpId]] | None]:
+        """Predict the rewritten step, and what finds no room in it."""
+        graph = self.engine.graph
+        inserted = self.step | {op.id for op in graph.ops() if op.joins_step}
+        weights = with_inserted(graph, self.weights)
+        replay = Replay(graph, weights, inserted, self.costs, like=self.replay)
+        planned = [o for o in self.engine.witness if o in inserted]
+        timeline = replay.run(planned)
+        apart = deferred(graph, links, planned)
+        if apart is not None:  # the executor may leave what the updates do not need for later
+            timeline = max(timeline, replay.run(apart), key=lambda t: t.peak_bytes)
+        spill = None
+        for pace in PACES if timeline.peak_bytes <= self.limit else ():
+            ran = apart if apart is not None and pace == PACES[-1] else planned
+            asked = replay.events(ran, pace)
+            room = self.limit * ROOM_PER_MILLE // 1000
+            found = overflow(asked.persistent, asked.events, room, waste=self.waste)
+            if found is not None:
+                spill = (asked, found, ran)
+                break
+        if spill is not None or timeline.peak_bytes > self.limit:
+            self.tried.append((timeline.peak_bytes, replay, planned))
+        return timeline, spill
+
+
+def problem(search: Search, links: Chain, *, strict: bool) -> Problem:
+    """Set up what the planner decides about, from the timeline of the ordered graph."""
+    graph, costs = search.engine.graph, search.costs
+    timeline = search.replay.run(search.order)
+    order = timeline.order
+    place = {op: i for i, op in enumerate(order)}
+    per_op = np.zeros(graph.size)
+    per_op[: len(costs.seconds)] = costs.seconds
+    seconds = per_op[np.asarray(order, np.int64)]
+    in_chain = np.zeros(len(order), bool)
+    in_chain[[place[op] for op in links.ops]] = True
+    gates = in_chain.copy()
+    gates[[place[op] for op in links.heads]] = True
+    views = Views(graph, order)
+    gaps: dict[ValueId, tuple[Gap, ...]] = {}
+    for op_id in order:
+        for value in graph.op(op_id).outputs:
+            if value in search.wanted or value in search.pins:
+                held = max(place[op_id], views.last_use_of_others(value, place))
+                nbytes = rounded(search.weights.nbytes[value])
+                if found := gaps_of(graph, nbytes, place, gates, value, held):
+                    gaps[value] = found
+    return Problem(
+        order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
+        in_chain, gates, gaps, costs, search.limit, search.host_limit, pins=search.pins,
+        strict=strict,
+    )  # fmt: skip
+
+
+def apply(
+    engine: Engine, links: Chain, decision: Decision, *, strict: bool = False
+) -> list[Swapped]:
+    """Apply what was decided through the rules; what a rule refuses stays on the device.
+
+    Where it is strict, what comes next in the planned order waits for each copy back.
+    """
+    done: list[Swapped] = []
+    for choice in decision.choices:
+        swapped = _apply_choice(engine, links, choice)
+        if swapped is not None:
+            done.append(swapped)
+    if strict:
+        _wait_for_returns(engine, links, done)
+    return done
+
+
+def _wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) -> None:
+    """Let copies back that start at one place run one by one, and what is next wait for them."""
+    graph = engine.graph
+    returns: dict[OpId, list[OpId]] = {}
+    for one in swapped:
+        for swap_in, _ in one.groups:
+            returns.setdefault(next(iter(graph.op(swap_in).controls)), []).append(swap_in)
+    following = dict(pairwise(links.ops))
+    for anchor in sorted(returns):
+        line = [*returns[anchor]]
+        if (after := following.get(anchor)) is not None:
+            line.append(after)
+        for before, op in pairwise(line):
+            source = original(graph, graph.op(before).outputs[0])
+            if graph.op(op).role or links.may_wait(op, graph.value(source).op):
+                engine.apply(Application("order", {"a": before, "b": op}))
+
+
+def _apply_choice(engine: Engine, links: Chain, choice: Choice) -> Swapped | None:
+    graph, phases = engine.graph, engine.phases
+    mark = len(graph.journal)
+    out: ValueId | None = None
+    groups: list[tuple[OpId, tuple[Use, ...]]] = []
+    for swap_in in choice.ins:
+        bindings = {"v": choice.value, "late": swap_in.uses, "anchor": swap_in.anchor}
+        outcome = engine.apply(Application("swap", bindings))
+        if not isinstance(outcome, Applied):
+            graph.rollback(mark)  # a use that is left behind would keep the value
+            return None
+        copy = graph.op(OpId(outcome.made["h"])).outputs[0]
+        if out is None:
+            out = copy
+        else:
+            engine.apply(Application("fuse_swap_outs", {"h1": out, "h2": copy}))
+        groups.append((OpId(outcome.made["w"]), swap_in.uses))
+    if out is None:
+        return None
+    source = graph.value(out).op
+    if choice.gate is not None and links.may_wait(choice.gate, graph.value(choice.value).op):
+        gate = choice.gate if choice.gate not in links.heads else hold(engine, Use(choice.gate, 0))
+        if gate is not None:
+            engine.apply(Application("order", {"a": source, "b": gate}))
+    gone = max((phases.level[u.op] for u in graph.uses(choice.value) if u.op < graph.original_ops),
+               default=phases.level[graph.value(choice.value).op])  # fmt: skip
+    back = min(phases.level[graph.op(w).controls[0]] for w, _ in groups)
+    return Swapped(choice.value, source, tuple(groups), gone, back)
