@@ -107,7 +107,20 @@ def signals(graph: Graph, op_id: OpId) -> bool:
     op = graph.op(op_id)
     if not any(_is_real(graph, v) for v in op.outputs):
         return False
-    return effects.signals(op.type, graph.reader_types(op_id)) or _stays_a_sum(graph, op_id)
+    return effects.signals(op.type, _reader_types(graph, op_id)) or _stays_a_sum(graph, op_id)
+
+
+def _reader_types(graph: Graph, op_id: OpId) -> list[str]:
+    """Types of what reads an operation's results, through identities, which Grappler takes out."""
+    found: list[str] = []
+    stack = [op_id]
+    while stack:
+        for reader in (use.op for v in graph.op(stack.pop()).outputs for use in graph.uses(v)):
+            if graph.op(reader).type == "Identity":
+                stack.append(reader)
+            else:
+                found.append(graph.op(reader).type)
+    return found
 
 
 def _stays_a_sum(graph: Graph, op_id: OpId) -> bool:
@@ -118,7 +131,9 @@ def _stays_a_sum(graph: Graph, op_id: OpId) -> bool:
     which of its inputs nobody else holds.
     """
     op = graph.op(op_id)
-    if op.type not in _SUMS or watched(graph, op_id) is None:
+    if op.type not in _SUMS:
+        return False
+    if watched(graph, op_id) is None and _SUMS.intersection(_reader_types(graph, op_id)):
         return False
     makers = [graph.producer(v) for v in op.inputs]
     inner = (m for m in makers if m.type in _SUMS)
