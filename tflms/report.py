@@ -151,7 +151,7 @@ class Report:
                 return (
                     f"{swap.value} ({size}) is swapped: it leaves after level {swap.gone_level} "
                     f"and comes back for {', '.join(swap.uses)} when "
-                    f"{', '.join(swap.anchors)} has run{gates}"
+                    f"{', '.join(swap.anchors)} has run{gates}{self._waits(bare)}"
                 )
         for recompute in self.recomputes:
             if bare == recompute.op or bare in recompute.clones:

@@ -56,6 +56,7 @@ class _Loaded:
     lock = threading.Lock()
     native: NativeDevice | None = None
     memory_bytes: int = 0
+    link: Link = Link()
 
 
 def load(memory_bytes: int | str, link: Link | str | None = None) -> None:
@@ -142,6 +143,12 @@ def set_link(
         raise ConfigError("set_link takes a Link or to_host and to_device, not both")
     rates = Link(to_host=to_host, to_device=to_device) if link is None else link
     _native().set_link(rates.to_host or 0.0, rates.to_device or 0.0)
+    _Loaded.link = rates
+
+
+def link() -> Link:
+    """Return the rates of the link that were set last."""
+    return _Loaded.link
 
 
 def _native() -> NativeDevice:

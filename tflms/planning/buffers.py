@@ -127,6 +127,7 @@ class _Compiler:
             if weights.on_device[op.id]
         ]
         self.reads_of: dict[ValueId, list[int]] = {}  # variable handle -> buffers that show it
+        self.kept: set[tuple[OpId, int]] = set()  # constants that count already, and their output
 
     def compile(self) -> Buffers:
         graph, within = self.graph, self.within
@@ -165,7 +166,7 @@ class _Compiler:
         return self._arrays(uses, donor, heir, taker)
 
     def _make(self, op_id: OpId) -> None:
-        op = self.graph.op(op_id)
+        graph, op = self.graph, self.graph.op(op_id)
         facts = effects.of(op.type)
         if op.role == "swap_out":
             return
@@ -175,15 +176,19 @@ class _Compiler:
         on_device = self.weights.on_device[op_id]
         for index, value in enumerate(op.outputs):
             if not on_device:  # a device operation that reads it gets a copy
-                if any(self.weights.on_device[u.op] for u in self.graph.uses(value)):
+                if any(self.weights.on_device[u.op] for u in graph.uses(value)):
                     self._new(value, takeable=True)
             elif op_id in self.folded:
-                if any(self._reads(u.op) for u in self.graph.uses(value)):
+                same = (op.attrs.get("equal_to", op_id), index)
+                if same not in self.kept and any(self._reads(u.op) for u in graph.uses(value)):
+                    self.kept.add(same)
                     self.persistent.append(rounded(self.weights.nbytes[value]))
+            elif "argument" in op.attrs:  # its caller holds it
+                self.persistent.append(rounded(self.weights.nbytes[value]))
             elif facts.reads and not facts.writes:
                 self._new(value, takeable=False, nbytes=0)
                 self.reads_of.setdefault(op.inputs[0], []).append(self.buffer[value])
-            elif facts.view and op.inputs:
+            elif kernels.shows_input(op):
                 shown = op.inputs[index if op.type == "IdentityN" else 0]
                 self.buffer[value] = self.buffer[shown]
             else:

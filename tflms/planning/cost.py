@@ -14,11 +14,32 @@ from tflms.graph.ir import Graph, ValueId
 from tflms.planning import kernels
 
 COSTS_FORMAT = 1
-# An accelerator of the paper's time, reduced to what can be hoped for: estimates.
-_FLOPS_PER_SECOND = 5e12
-_MEMORY_BYTES_PER_SECOND = 4e11
-_LINK_BYTES_PER_SECOND = 1.2e10
 _LAUNCH_SECONDS = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a kind of device does in a second.
+
+    Attributes:
+        flops: multiplications and additions.
+        memory: bytes that element-wise kernels touch.
+        to_host: bytes over the link to the host.
+        to_device: bytes over the link from the host.
+    """
+
+    flops: float
+    memory: float
+    to_host: float
+    to_device: float
+
+
+# An accelerator of the paper's time, reduced to what can be hoped for: estimates.
+ACCELERATOR = Rates(flops=5e12, memory=4e11, to_host=1.2e10, to_device=1.2e10)
+# Kernels of the CPU, on two cores; what they park is copied within the host's memory. Read off
+# traced steps of ResNet-50, a transformer and a 3D U-Net on the emulated accelerator.
+PROCESSOR = Rates(flops=1e11, memory=2e10, to_host=8e9, to_device=8e9)
+_ON_PROCESSOR = ("CPU", "EMU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +52,7 @@ class Sizes:
         on_device: per operation, whether it runs on the accelerator that is to be relieved.
         variable_nbytes: bytes of all variables that live on the device.
         reserves: values whose size depends on what the runtime fuses.
+        kind: of that device, such as ``GPU``; empty where the graph names none.
     """
 
     nbytes: tuple[int, ...]
@@ -38,6 +60,7 @@ class Sizes:
     on_device: tuple[bool, ...]
     variable_nbytes: int
     reserves: tuple[ValueId, ...] = ()
+    kind: str = ""
 
 
 def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = None) -> Sizes:
@@ -77,7 +100,10 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
     variables = sum(
         int(op.attrs.get("variable_nbytes", 0)) for op in graph.ops() if on_device[op.id]
     )
-    return Sizes(tuple(nbytes), frozenset(unknown), tuple(on_device), variables, tuple(reserves))
+    kind = short_device(chosen).partition(":")[0]
+    return Sizes(
+        tuple(nbytes), frozenset(unknown), tuple(on_device), variables, tuple(reserves), kind
+    )
 
 
 def with_inserted(graph: Graph, weights: Sizes) -> Sizes:
@@ -120,8 +146,8 @@ class Costs:
 
     seconds: tuple[float, ...]
     workspace: tuple[int, ...]
-    to_host: float = _LINK_BYTES_PER_SECOND
-    to_device: float = _LINK_BYTES_PER_SECOND
+    to_host: float = ACCELERATOR.to_host
+    to_device: float = ACCELERATOR.to_device
     source: str = "static"
 
     def save(self, path: str | Path) -> None:
@@ -160,8 +186,20 @@ class Costs:
         return costs
 
 
-def static_costs(graph: Graph, weights: Sizes) -> Costs:
-    """Estimate costs from shapes alone: arithmetic and bytes touched over typical rates."""
+def typical_rates(kind: str) -> Rates:
+    """Return what a kind of device (``GPU``, ``CPU``, ``EMU``) can be taken to do in a second."""
+    return PROCESSOR if kind in _ON_PROCESSOR else ACCELERATOR
+
+
+def static_costs(graph: Graph, weights: Sizes, rates: Rates | None = None) -> Costs:
+    """Estimate costs from shapes alone: arithmetic and bytes touched over rates.
+
+    Args:
+        graph: the graph.
+        weights: its sizes and placement.
+        rates: of the device and its link; None takes what is typical of its kind.
+    """
+    rates = typical_rates(weights.kind) if rates is None else rates
     seconds, workspace = [0.0] * graph.original_ops, [0] * graph.original_ops
     for op in graph.ops():
         if op.id >= graph.original_ops or not weights.on_device[op.id]:
@@ -171,9 +209,9 @@ def static_costs(graph: Graph, weights: Sizes) -> Costs:
             continue
         touched = sum(weights.nbytes[v] for v in (*op.inputs, *op.outputs))
         seconds[op.id] = _LAUNCH_SECONDS + max(
-            kernels.flops(graph, op) / _FLOPS_PER_SECOND, touched / _MEMORY_BYTES_PER_SECOND
+            kernels.flops(graph, op) / rates.flops, touched / rates.memory
         )
-    return Costs(tuple(seconds), tuple(workspace))
+    return Costs(tuple(seconds), tuple(workspace), rates.to_host, rates.to_device)
 
 
 def _at_least(graph: Graph, value: ValueId) -> int:

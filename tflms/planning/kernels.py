@@ -51,6 +51,11 @@ def reads_shape_only(graph: Graph, op: Op) -> bool:
     )
 
 
+def shows_input(op: Op) -> bool:
+    """Tell whether an operation's results lie in the buffer of its first input."""
+    return bool(op.inputs) and (effects.of(op.type).view or "moves_nothing" in op.attrs)
+
+
 def in_fusible_group(graph: Graph, op_id: OpId) -> bool:
     """Tell whether an operation is a product, or follows one with a bias and an activation.
 

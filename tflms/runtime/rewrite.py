@@ -19,14 +19,14 @@ from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.names import is_inserted
 from tflms.graph.order import Phases
 from tflms.graph.verify import verify
-from tflms.planning import cost, simulate
+from tflms.planning import cost, packing, simulate
 from tflms.planning import plan as planning
 from tflms.planning.plan import Plan
 from tflms.planning.simulate import Timeline
 from tflms.report import Recompute, Report, Swap
 from tflms.rewriting.engine import Engine
+from tflms.runtime import costing, details, records, survival, write
 from tflms.runtime import read as reading
-from tflms.runtime import records, survival, write
 from tflms.runtime.facts import Facts
 from tflms.runtime.placement import check_devices, default_kind
 from tflms.strategies import auto as automatic
@@ -48,6 +48,7 @@ class Job:
     loss: Sequence[ValueId] = ()
     targets: Sequence[OpId] = ()
     _weighed: tuple[int, cost.Sizes] | None = None
+    _costs: cost.Costs | None = None
 
     @property
     def graph(self) -> Graph:
@@ -206,10 +207,28 @@ def _replayed(job: Job, plan: Plan) -> Proposal | str:
 
 def timeline_of(job: Job, proposal: Proposal) -> Timeline:
     """Simulate the IR as it was rewritten, in the order that its edges keep."""
-    found = proposal.outcome or proposal.checkpointed
-    if found is not None:
-        return found.timeline
+    if proposal.checkpointed is not None:
+        return proposal.checkpointed.timeline
+    if proposal.outcome is not None:
+        return _packed(job, proposal.outcome)
     return simulate.simulate(job.graph, job.weights(), job.within())
+
+
+def _packed(job: Job, outcome: automatic.Outcome) -> Timeline:
+    """Count what the allocator hands out beyond what was asked for, in a device of the limit.
+
+    In the planned order: the executor runs the loss as soon as it can, though the limit also holds
+    where it leaves it for later.
+    """
+    weights, within = job.weights(), set(outcome.timeline.order)
+    planned = [op for op in outcome.engine.witness if op in within]
+    replay = simulate.Replay(job.graph, weights, within, costs_of(job))
+    timeline = replay.run(planned)
+    waste = packing.waste_of(weights.kind or default_kind())
+    peak = packing.packed_peak(replay.events(planned), limit_of(job), waste)
+    if peak is None or peak <= timeline.peak_bytes:
+        return timeline
+    return dataclasses.replace(timeline, peak_bytes=peak)
 
 
 def limit_of(job: Job) -> int:
@@ -225,17 +244,10 @@ def limit_of(job: Job) -> int:
 
 
 def costs_of(job: Job) -> cost.Costs:
-    """Return the costs that ``cost`` asks for: estimated, or from a file."""
-    graph, config = job.graph, job.config
-    if config.cost == "static":
-        return cost.static_costs(graph, job.weights())
-    if config.cost == "measured":
-        raise ConfigError(
-            "cost='measured' needs the feeds of a step, which a rewrite is not given; call "
-            "tflms.runtime.measure.measure_costs(graph, fetches=, feeds=, init=).save(path) on a "
-            "graph built the same way, and pass cost=path"
-        )
-    return cost.Costs.load(config.cost, ops=graph.original_ops)
+    """Return the costs that ``cost`` asks for; they are made once a job."""
+    if job._costs is None:
+        job._costs = costing.costs_for(job.read, job.config, job.weights(), job.phases)
+    return job._costs
 
 
 def start(
@@ -249,6 +261,7 @@ def start(
     """Read a graph, check the call's arguments, find the phases, and simulate it as it is."""
     started = time.perf_counter()
     read = reading.read(graph)
+    details.note(read)
     if read.tf_graph.finalized:
         raise HandBackError(
             "the graph is finalized and cannot be edited; rewrite it before MonitoredSession, "
