@@ -10,6 +10,7 @@ import tensorflow as tf
 import tflms
 from tflms import checkpointing
 from tflms.errors import ConfigError
+from tflms.runtime.measure import measure_costs
 from tflms.zoo import graphs
 
 v1 = tf.compat.v1
@@ -164,6 +165,22 @@ def test_a_plan_that_recomputes_is_saved_and_played_on_the_same_model_built_agai
     assert report.recomputes and report.verify().ok
     assert report.predicted_peak_bytes == plan.predicted_peak_bytes
     assert trained(again) == trained(perceptron())
+
+
+def test_a_plan_compares_with_the_plain_step_by_the_costs_that_it_was_made_with(tmp_path):
+    made = perceptron()
+    fetches = [made.loss, made.train_op]
+    measure_costs(made.graph, fetches=fetches, feeds=made.feed_dict(0), init=made.init_op).save(
+        tmp_path / "costs.json"
+    )
+    again = perceptron()
+    plan = tflms.plan(
+        again.graph,
+        {"strategy": "recompute_all", "batch_size": 128, "cost": str(tmp_path / "costs.json")},
+        loss=again.loss,
+        fetches=[again.loss, again.train_op],
+    )
+    assert 1 < plan.predicted_seconds / plan.plain_seconds < 10
 
 
 def test_the_report_tells_what_runs_again():

@@ -54,6 +54,7 @@ def _plan(
 ) -> Plan:
     after = job.before if proposal is None else rewriting.timeline_of(job, proposal)
     outcome = None if proposal is None else proposal.outcome
+    done = None if proposal is None else proposal.checkpointed
     return Plan(
         config=job.config.to_dict(),
         structure=structure,
@@ -63,7 +64,9 @@ def _plan(
         steps=() if proposal is None else record(proposal.engine.log, job.graph),
         plain_peak_bytes=job.before.peak_bytes,
         predicted_peak_bytes=after.peak_bytes,
-        plain_seconds=job.before.seconds,
+        plain_seconds=job.before.seconds
+        if done is None
+        else done.plain_seconds,  # by the same costs
         predicted_seconds=after.seconds,
         floor_bytes=None if outcome is None else outcome.floor.nbytes,
         host_bytes=0 if proposal is None else after.host_peak_bytes,
