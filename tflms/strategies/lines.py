@@ -132,12 +132,23 @@ def fix_order(engine: Engine, links: Chain) -> int:
     """
     added = 0
     last: dict[tuple[int, int], tuple[int, OpId]] = {}
+
+    def follow(op: OpId, before: OpId) -> bool:
+        """Tell whether an operation comes after another one, which an edge may have to see to."""
+        nonlocal added
+        if engine.reach.precedes(before, op):
+            return True
+        outcome = engine.apply(Application("order", {"a": before, "b": op}))
+        added += isinstance(outcome, Applied)
+        return isinstance(outcome, Applied)
+
     for place, op in enumerate(links.ops):
-        for _, before in sorted(last.values(), reverse=True):
-            if links.may_wait(op, before) and not engine.reach.precedes(before, op):
-                outcome = engine.apply(Application("order", {"a": before, "b": op}))
-                added += isinstance(outcome, Applied)
-        last[(links.needed[op], links.feeds[op])] = (place, op)
+        line = (links.needed[op], links.feeds[op])
+        known = -1  # what came before this place is in order with the line's last, and so with op
+        for at, before in sorted(last.values(), reverse=True):
+            if at > known and links.may_wait(op, before) and follow(op, before):
+                known = at if before == last.get(line, (0, None))[1] else known
+        last[line] = (place, op)
     return added
 
 
