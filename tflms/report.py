@@ -80,7 +80,9 @@ class Report:
     """What was done to one graph.
 
     Sizes are bytes. ``plain_peak_bytes`` and ``predicted_peak_bytes`` are predictions of the
-    simulator for the graph before and after; ``measured`` holds what a caller measured.
+    simulator for the graph before and after; ``measured`` holds what ``measure`` found:
+    ``peak_bytes`` of the device, ``step_seconds``, and ``to_host_bytes`` and ``to_device_bytes`` of
+    a step, as far as the device tells.
     """
 
     strategy: str
@@ -109,6 +111,7 @@ class Report:
     inserted_names: tuple[str, ...] = field(default=(), repr=False)
     facts: dict[str, str] = field(default_factory=dict, repr=False)
     _verify: Callable[[Any], Survival] | None = field(default=None, repr=False, compare=False)
+    _measure: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def changed(self) -> bool:
@@ -134,6 +137,35 @@ class Report:
             )
         self.survival = self._verify(session_config)
         return self.survival
+
+    def measure(self, step: Callable[[], Any], *, steps: int = 3) -> dict[str, Any]:
+        """Run training steps and keep their peak and time beside the predicted ones.
+
+        The peak is the whole device's, whatever else lies there. The step is called once more
+        before, so that what only a first call does (tracing, optimising the graph) is left out.
+
+        Args:
+            step: runs one training step of the rewritten graph and waits for its end, such as
+                ``lambda: session.run(fetches, feeds)``.
+            steps: how many; the largest peak and the median time count.
+
+        Returns:
+            the figures, which ``measured`` keeps.
+
+        Raises:
+            ConfigError: ``steps`` is less than 1.
+            TflmsError: this report was loaded from a file, or no device here tells its peak.
+        """
+        from tflms.errors import ConfigError, TflmsError
+
+        if steps < 1:
+            raise ConfigError(f"steps is {steps}; at least 1 is run")
+        if self._measure is None:
+            raise TflmsError(
+                "this report was loaded from a file; measure with the report that rewrite returned"
+            )
+        self.measured = self._measure(step, steps)
+        return self.measured
 
     def why(self, name: str) -> str:
         """Say what was decided about an operation or value, and for which reason.
@@ -180,7 +212,7 @@ class Report:
         data = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name not in ("_verify", "facts")
+            if f.name not in ("_verify", "_measure", "facts")
         }
         plain: dict[str, Any] = json.loads(json.dumps(data, default=_plain))
         return {"format": FORMAT, **plain}
@@ -218,11 +250,10 @@ class Report:
                 f"{units.format_seconds(self.plain_seconds)} before, "
                 f"{units.format_seconds(self.predicted_seconds)} after",
             )
+        for what, shown in self._found():
+            table.add_row(what, shown)
         if self.floor_bytes is not None:
             table.add_row("floor (predicted)", _size(self.floor_bytes))
-        for key, value in self.measured.items():
-            shown = _size(value) if key.endswith("bytes") else str(value)
-            table.add_row(f"{key.removesuffix('_bytes')} (measured)", shown)
         table.add_row("host (predicted)", _size(self.host_bytes))
         table.add_row("refused", f"{len(self.refusals)}; {_reasons(self.refusals)}")
         if self.unknown_ops:
@@ -233,6 +264,26 @@ class Report:
         for note in self.notes:
             table.add_row("note", note)
         return table
+
+    def _found(self) -> list[tuple[str, str]]:
+        """What was measured, and how far the predictions are from it."""
+        rows: list[tuple[str, str]] = []
+        for key, value in self.measured.items():
+            what = f"{key.removesuffix('_bytes').removesuffix('_seconds')} (measured)"
+            if key.endswith("_seconds"):
+                told = f"{units.format_seconds(value)}{_off(self.predicted_seconds, value)}"
+            elif key == "peak_bytes":
+                told = f"{_size(value)}{_off(self.predicted_peak_bytes, value)}"
+            else:
+                told = _size(value) if key.endswith("_bytes") else str(value)
+            rows.append((what.replace("_", " "), told))
+        return rows
+
+
+def _off(predicted: float | None, measured: float) -> str:
+    if not predicted or not measured:
+        return ""
+    return f"; the prediction is off by {predicted / measured - 1:+.1%}"
 
 
 def _size(nbytes: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflms.errors import GraphError
+from tflms.emulator import accelerator
+from tflms.errors import GraphError, TflmsError
 from tflms.planning.cost import Costs, short_device, sizes, static_costs
 from tflms.runtime import elapsed
 from tflms.runtime import read as reading
@@ -27,6 +29,7 @@ def measure_costs(
     init: Any = None,
     init_feeds: Mapping[Any, Any] | None = None,
     device: str | None = None,
+    link_device: str | None = None,
     session_config: Any = None,
 ) -> Costs:
     """Run a few steps of a training graph in a session of its own and take the times down.
@@ -44,6 +47,7 @@ def measure_costs(
         init: the operation that initialises the variables.
         init_feeds: what that is fed.
         device: the accelerator; None takes the one that most operations name.
+        link_device: whose link is measured where no operation names a device.
         session_config: a ``ConfigProto``.
 
     Returns:
@@ -82,11 +86,58 @@ def measure_costs(
     for name, op in there.items():
         seconds[op] = taken.get(name, 0.0)
     names = {op.device for op in read.graph.ops() if weights.on_device[op.id] and op.device}
-    to_host, to_device = measure_link(min(names)) if names else (None, None)
+    linked = min(names, default=link_device or "")
+    on_host = not linked or short_device(linked).startswith("CPU")
+    to_host, to_device = (None, None) if on_host else measure_link(linked)
     return Costs(
         tuple(seconds), tuple(workspace), to_host or estimated.to_host,
         to_device or estimated.to_device, "measured",
     )  # fmt: skip
+
+
+def measure_steps(device: str, step: Callable[[], Any], steps: int) -> dict[str, Any]:
+    """Run a step once, then some more times, and return the device's peak and the median time.
+
+    Args:
+        device: whose peak it is.
+        step: runs one step and waits for its end.
+        steps: how many count.
+
+    Returns:
+        ``peak_bytes`` and ``step_seconds``; on the emulated accelerator also ``to_host_bytes`` and
+        ``to_device_bytes`` of a step.
+
+    Raises:
+        TflmsError: TensorFlow keeps no peak for such a device.
+    """
+    name = short_device(device)
+    memory = tf.config.experimental
+    if not name or name.startswith("CPU"):
+        raise TflmsError(
+            f"TensorFlow keeps no peak of {name or 'the CPU'}; run the step on a GPU, or on the "
+            "emulated accelerator (tflms.emulator.load)"
+        )
+    step()
+    emulated = accelerator.is_loaded() and name == short_device(accelerator.device)
+    memory.reset_memory_stats(name)
+    if emulated:
+        accelerator.reset_stats()
+    seconds = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begun)
+    found: dict[str, Any] = {"step_seconds": statistics.median(seconds)}
+    if emulated:
+        now = accelerator.stats()
+        found |= {
+            "peak_bytes": now.peak_bytes,
+            "to_host_bytes": now.to_host_bytes // steps,
+            "to_device_bytes": now.to_device_bytes // steps,
+        }
+    else:
+        found["peak_bytes"] = int(memory.get_memory_info(name)["peak"])
+    return dict(sorted(found.items()))
 
 
 def measure_link(device: str) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from tflms.planning.plan import Plan
 from tflms.planning.simulate import Timeline
 from tflms.report import Recompute, Report, Swap
 from tflms.rewriting.engine import Engine
-from tflms.runtime import costing, details, records, survival, write
+from tflms.runtime import costing, details, measure, records, survival, write
 from tflms.runtime import read as reading
 from tflms.runtime.facts import Facts
 from tflms.runtime.placement import check_devices, default_kind
@@ -246,7 +247,12 @@ def limit_of(job: Job) -> int:
 def costs_of(job: Job) -> cost.Costs:
     """Return the costs that ``cost`` asks for; they are made once a job."""
     if job._costs is None:
-        job._costs = costing.costs_for(job.read, job.config, job.weights(), job.phases)
+        limited = job.config.memory_limit is not None
+        job._costs = costing.costs_for(
+            job.read, job.config, job.weights(), job.phases,
+            fits=not limited or job.before.peak_bytes <= limit_of(job),
+            relieve=lambda graph, config, fetches: rewrite(graph, config, fetches=fetches),
+        )  # fmt: skip
     return job._costs
 
 
@@ -333,11 +339,13 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     if proposal.checkpointed is not None:
         report.notes = proposal.checkpointed.told()
         report.plain_seconds = proposal.checkpointed.plain_seconds  # by the same costs
+    if job._costs is not None and job._costs.source != "static":
+        report.notes += (f"costs were {job._costs.source}",)
     if outcome is not None:
         report.orders = records.orders(engine)
         report.floor_bytes = outcome.floor.nbytes
         report.plain_seconds = after.seconds - after.stall_seconds  # by the same costs
-        report.notes = (f"{outcome.order_edges} control edges fix the order of the step",)
+        report.notes += (f"{outcome.order_edges} control edges fix the order of the step",)
     return report
 
 
@@ -374,6 +382,8 @@ def _report(
         seconds=time.perf_counter() - job.started,
         facts=Facts(graph, job.phases, config),  # holds nothing of TensorFlow's graph
     )
+    device = config.device or cost.main_device(graph) or f"{default_kind()}:0"
+    report._measure = functools.partial(measure.measure_steps, device)
     if names:
         targets = survival.targets_of(job.read, job.phases)
         tf_graph = job.read.tf_graph
