@@ -13,6 +13,7 @@ from typing import Any
 from tflms.errors import ConfigError, InfeasibleError
 
 _WARM_UP_STEPS = 2
+_MOST_REFUSALS = 20  # until the least limit is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,19 @@ class Bench:
         return interleaved({"plain": case}, 2)["plain"].peak_bytes
 
     def least(self) -> int:
-        """Return the least limit that the optimum keeps, by prediction."""
-        try:
-            self.rewritten("optimal_checkpointing", 1)
-        except InfeasibleError as error:
-            return error.minimum_bytes or 0
-        return 0
+        """Return the least limit that the optimum keeps, by prediction.
+
+        A refusal names a limit that may do; where it does not, the next one is higher.
+        """
+        limit = 1
+        for _ in range(_MOST_REFUSALS):
+            try:
+                self.rewritten("optimal_checkpointing", limit)
+            except InfeasibleError as error:
+                limit = max(error.minimum_bytes or 0, limit + limit // 50 + 1)
+            else:
+                break
+        return limit
 
     def rewritten(self, strategy: str, limit: int) -> tuple[Any, Any]:
         """Return a graph that keeps a limit by a strategy, and the report.
