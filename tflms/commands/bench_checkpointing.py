@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tflms.commands.checkpointing_run import Bench, interleaved
-from tflms.errors import InfeasibleError
+from tflms.errors import ConfigError, InfeasibleError
 from tflms.units import format_bytes
 
 OURS, PERIODIC = "optimal_checkpointing", "best_periodic"
@@ -76,6 +76,7 @@ def run(
     limits: Sequence[float] = (0.0, 0.25, 0.5, 0.75),
     rounds: int = 7,
     strategies: Sequence[str] = (*RIVALS, EXTENSION),
+    forward_times: float = 1.0,
     plot: str | None = None,
     console: Console | None = None,
 ) -> list[Row]:
@@ -92,17 +93,21 @@ def run(
         limits: of device memory; 0 is the least that the optimum can keep, 1 the plain peak.
         rounds: steps that are timed per strategy and limit; 0 prints predictions only.
         strategies: what ours is compared with.
+        forward_times: with 0 rounds, predict as if forwards took so many times as long: what the
+            ratio of forward to backward does to the gain.
         plot: write a picture of times over limits to this file.
         console: where to print; by default standard output.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or forwards are to take longer in steps that are run.
     """
     import tensorflow as tf
 
     from tflms import emulator
 
     console = console or Console(width=max(110, Console().width))
+    if forward_times != 1.0 and rounds:
+        raise ConfigError("forward_times is for predictions; add --rounds 0")
     emulator.load(_ADDRESS_SPACE)
     tf.compat.v1.disable_eager_execution()
     rows: list[Row] = []
@@ -110,10 +115,14 @@ def run(
         names = [m for name in models for m in (ALL if name == "all" else (name,))]
         benches = [Bench(name, image, batch, Path(folder)) for name in names]
         for bench in benches:
-            plain_peak, least = bench.measure(), bench.least()
+            plain_peak = bench.measure()
+            if forward_times != 1.0:
+                bench.slow_forward(forward_times)
+            least = bench.least()
             console.print(
                 f"{bench.name}, batch {bench.batch}: plain peak {format_bytes(plain_peak)}, least "
-                f"{format_bytes(least)} (told); costs measured",
+                f"{format_bytes(least)} (told); costs measured, a forward takes "
+                f"{bench.forward_share():.2f} of a backward",
                 highlight=False,
             )
             for limit in limits:

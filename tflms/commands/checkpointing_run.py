@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,30 @@ class Bench:
         ).save(self.costs)  # fmt: skip
         return interleaved({"plain": case}, 2)["plain"].peak_bytes
 
+    def forward_share(self) -> float:
+        """Return what a forward takes of a backward, by the measured costs."""
+        from tflms.checkpointing import measure_chain
+
+        case = self.build()
+        fetches = [case.loss, case.train_op]
+        config = {"cost": str(self.costs), "batch_size": self._batch_size()}
+        chain = measure_chain(case.graph, loss=case.loss, fetches=fetches, config=config).chain
+        return float(sum(chain.forward_seconds) / sum(chain.backward_seconds))
+
+    def slow_forward(self, times: float) -> None:
+        """Let forward operations cost so many times what was measured, for predictions."""
+        from tflms.config import Config
+        from tflms.planning.cost import Costs
+        from tflms.runtime import rewrite as rewriting
+
+        case, costs = self.build(), Costs.load(self.costs)
+        config = Config.of({"strategy": "none"})
+        fetches = [case.loss, case.train_op]
+        job = rewriting.start(case.graph, config, loss=case.loss, fetches=fetches)
+        forward = job.phases.forward
+        seconds = [s * times if forward[op] else s for op, s in enumerate(costs.seconds)]
+        replace(costs, seconds=tuple(seconds)).save(self.costs)
+
     def least(self) -> int:
         """Return the least limit that the optimum keeps, by prediction.
 
@@ -129,10 +153,13 @@ class Bench:
             "strategy": strategy,
             "memory_limit": limit,
             "cost": str(self.costs),
-            "batch_size": self.batch if self.network.unknown_batch else None,
+            "batch_size": self._batch_size(),
         }
         fetches = [case.loss, case.train_op]
         return case, tflms.rewrite(case.graph, config, loss=case.loss, fetches=fetches)
+
+    def _batch_size(self) -> int | None:
+        return self.batch if self.network.unknown_batch else None
 
 
 def interleaved(cases: Mapping[str, Any], rounds: int) -> dict[str, Measured]:
