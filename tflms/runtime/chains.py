@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tflms.checkpointing.chain import Chain
@@ -17,14 +16,14 @@ from tflms.checkpointing.stages import Cut, cut
 from tflms.checkpointing.weigh import weigh
 from tflms.config import Config
 from tflms.errors import ConfigError
-from tflms.graph.ir import Graph, OpId
+from tflms.graph.ir import OpId
 from tflms.planning.cost import Costs
 from tflms.runtime import hook
 from tflms.runtime import read as reading
 from tflms.runtime import rewrite as rewriting
 from tflms.runtime.measure import measure_costs
+from tflms.runtime.rehearsal import rehearse
 from tflms.runtime.rewrite import Job
-from tflms.runtime.standalone import standalone
 from tflms.units import format_bytes, format_seconds
 
 
@@ -99,8 +98,8 @@ def measure_chain(
     blocks with the skips inside. Sizes come from the graph.
 
     Times and workspaces are measured on the device where ``feeds`` are given (for a ``tf.Graph``)
-    or ``config`` says ``cost="measured"`` (for a function or a model, which a session runs on
-    copies of its variables): several steps for F_all and B, then several runs of the forward phase
+    or ``config`` says ``cost="measured"`` (for any step: a copy of it runs, with variables of its
+    own and made-up data): several steps for F_all and B, then several runs of the forward phase
     alone for F_null and F_ck, which keep nothing. Else they are read from the file that ``cost``
     names, or estimated from shapes, for an accelerator.
 
@@ -123,7 +122,7 @@ def measure_chain(
     if isinstance(step, tf.Graph):
         job = rewriting.start(step, settings, loss=loss, fetches=fetches)
         if feeds is None:
-            return _weighed(job)
+            return _weighed(job, forward_only=_forward_only(job))
         measure = functools.partial(
             measure_costs, step, feeds=feeds, init=init, device=settings.device
         )
@@ -161,28 +160,27 @@ def _traced(function: Any, arguments: tuple[Any, ...], settings: Config) -> Meas
     targets = [t.op for t in graph.outputs if isinstance(t, tf.Tensor)]
     targets = list(dict.fromkeys([*targets, *graph.control_outputs]))
     job = rewriting.start(graph, settings, loss=losses, fetches=targets)
-    if settings.cost != "measured":
-        return _weighed(job)
-    flat = [a for a in tf.nest.flatten(arguments) if isinstance(a, tf.Tensor | np.ndarray)]
-    alone = standalone(graph, flat)
-    measure = functools.partial(
-        measure_costs, alone.graph, feeds=alone.feeds, init=alone.init,
-        init_feeds=alone.init_feeds, device=settings.device,
-    )  # fmt: skip
-    costs, forward_only = (
-        _by_name(job.graph, reading.read(alone.graph).graph, measure(fetches=alone.named(fetched)))
-        for fetched in (targets, [loss.op for loss in losses])
-    )
-    return _weighed(job, costs, forward_only)
+    return _weighed(job, forward_only=_forward_only(job))
 
 
-def _by_name(graph: Graph, other: Graph, costs: Costs) -> Costs:
-    """The costs of a graph, measured on another one that has its operations and more."""
-    found = [other.find(graph.op(OpId(number)).name) for number in range(graph.original_ops)]
+def _forward_only(job: Job) -> Costs | None:
+    """Measure the forward phase alone, on a copy of the step, where costs are to be measured."""
+    if job.config.cost != "measured" or not job.loss:
+        return None
+    copy = rehearse(job.read, job.phases, job.config.batch_size)
+    names = [job.graph.value_name(v) for v in job.loss]
+    try:
+        found = measure_costs(
+            copy.graph, fetches=names, feeds=copy.feeds, init=copy.init, device=job.config.device
+        )
+    except tf.errors.ResourceExhaustedError:
+        return None  # then the whole step was measured relieved
+    other = reading.read(copy.graph).graph
+    twins = [other.find(job.graph.op(OpId(n)).name) for n in range(job.graph.original_ops)]
     return dataclasses.replace(
-        costs,
-        seconds=tuple(0.0 if op is None else costs.seconds[op] for op in found),
-        workspace=tuple(0 if op is None else costs.workspace[op] for op in found),
+        found,
+        seconds=tuple(0.0 if twin is None else found.seconds[twin] for twin in twins),
+        workspace=tuple(0 if twin is None else found.workspace[twin] for twin in twins),
     )
 
 

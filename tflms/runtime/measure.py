@@ -27,7 +27,6 @@ def measure_costs(
     fetches: Any,
     feeds: Callable[[], Mapping[Any, Any]] | Mapping[Any, Any],
     init: Any = None,
-    init_feeds: Mapping[Any, Any] | None = None,
     device: str | None = None,
     link_device: str | None = None,
     session_config: Any = None,
@@ -45,7 +44,6 @@ def measure_costs(
         fetches: what a step runs.
         feeds: what it is fed, or a function that returns it.
         init: the operation that initialises the variables.
-        init_feeds: what that is fed.
         device: the accelerator; None takes the one that most operations name.
         link_device: whose link is measured where no operation names a device.
         session_config: a ``ConfigProto``.
@@ -66,7 +64,7 @@ def measure_costs(
     workspace = list(estimated.workspace)
     with compat.Session(graph=graph, config=session_config) as session:
         if init is not None:
-            session.run(init, init_feeds)
+            session.run(init)
         for step in range(_WARM_UP_STEPS + _TRACED_STEPS):
             fed = feeds() if callable(feeds) else feeds
             if step < _WARM_UP_STEPS:
