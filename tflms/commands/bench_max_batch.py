@@ -16,6 +16,7 @@ from tflms.units import format_bytes, parse_bytes
 
 _UNLIMITED = 16 * 10**9  # address space only: pages become real when they are written
 GOALS = {"resnet50": 3.0}  # times the plain batch
+AUTO_GOALS = {"resnet50": 5.5, "unet3d": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def run(
                 peak_bytes=0 if best is None else max(best.trainings[0].peak_bytes),
                 step_seconds=0.0 if best is None else best.trainings[0].seconds[-1],
                 times_plain=batch / plain if plain else 0.0,
-                goal=None if way == "plain" else GOALS.get(model),
+                goal=_goal(model, way),
             )
         )
     _print(rows, console)
@@ -175,6 +176,12 @@ def _config(way: str, memory_bytes: int, lb: int, threshold: int, batch: int) ->
     else:
         config["memory_limit"] = memory_bytes * 100 // 103
     return config
+
+
+def _goal(model: str, way: str) -> float | None:
+    if way == "plain":
+        return None
+    return (AUTO_GOALS if way == "auto" else GOALS).get(model)
 
 
 def _teller(console: Console) -> Callable[[str], None]:

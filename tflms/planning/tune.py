@@ -18,7 +18,8 @@ def search(judge: Judge, limit: int) -> tuple[dict[str, Any] | None, int]:
     """Find dials that fit a limit at the least seconds; deterministic.
 
     With all values swapped, the lead, fusing and branches are tried together; for the best of them
-    the least number of values that still fits is found by bisection.
+    the least number of values that still fits is found by bisection. What makes no difference at
+    one lead (branches, in a network without long ones) is not tried at the others.
 
     Args:
         judge: simulates a setting.
@@ -29,12 +30,17 @@ def search(judge: Judge, limit: int) -> tuple[dict[str, Any] | None, int]:
     """
     lowest = 1 << 62
     fitting: list[tuple[float, int, dict[str, Any]]] = []
+    judged: dict[tuple[bool, int], list[tuple[int, float]]] = {}
     for branches in _BRANCHES:
         for fuse in _FUSE:
             for lead in _LEADS:
                 dials = {"lb": lead, "fuse_swapins": fuse, "n_tensors": -1, **branches}
                 peak, seconds = judge(dials)
                 lowest = min(lowest, peak)
+                known = judged.setdefault((fuse, lead), [])
+                if (peak, seconds) in known:
+                    break
+                known.append((peak, seconds))
                 if peak <= limit:
                     fitting.append((seconds, len(fitting), dials))
     if not fitting:

@@ -212,7 +212,7 @@ def timeline_of(job: Job, proposal: Proposal) -> Timeline:
         return proposal.checkpointed.timeline
     if proposal.outcome is not None:
         return _packed(job, proposal.outcome)
-    return simulate.simulate(job.graph, job.weights(), job.within())
+    return simulate.simulate(job.graph, job.weights(), job.within(), costs=costs_of(job))
 
 
 def _packed(job: Job, outcome: automatic.Outcome) -> Timeline:
