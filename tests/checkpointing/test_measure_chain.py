@@ -127,6 +127,18 @@ def test_a_function_is_measured_with_what_it_captures():
     assert all((w.numpy() == np.float32(0.1)).all() for w in weights)
 
 
+def test_long_skips_are_shown_as_what_is_kept():
+    made = graphs.unet3d(size=32)
+    found = checkpointing.measure_chain(
+        made.graph, loss=made.loss, fetches=[made.loss, made.train_op]
+    )
+    assert found.chain.stages >= 8
+    assert "down0b/Relu" in found.kept and found.kept_bytes >= 32**3 * 16 * 4
+    assert "kept across stages" in str(found) and "down0b/Relu" in str(found)
+    outputs = " ".join(stage.output for stage in found.stages)
+    assert "join0" in outputs and "down1a/Relu" in outputs
+
+
 def test_what_is_no_step_is_refused():
     with pytest.raises(ConfigError, match="no gradients"):
         checkpointing.measure_chain(lambda x: x + 1, tf.ones([2]))

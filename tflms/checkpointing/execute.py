@@ -17,7 +17,7 @@ from tflms.checkpointing.stages import Cut
 from tflms.checkpointing.turns import signals, watched
 from tflms.errors import GraphError
 from tflms.graph import effects
-from tflms.graph.ir import Graph, OpId, Use, ValueId
+from tflms.graph.ir import Graph, OpId, Use, Value, ValueId
 from tflms.rewriting.engine import Application, Applied, Engine, Refusal
 
 
@@ -63,7 +63,7 @@ def execute(engine: Engine, cut: Cut, chain: Chain, operations: Iterable[Operati
 class _Executor:
     def __init__(self, engine: Engine, cut: Cut) -> None:
         self.engine, self.cut, self.graph = engine, cut, engine.graph
-        self.seeds: dict[tuple[ValueId, OpId], ValueId] = {}
+        self.seeds: dict[tuple[ValueId, OpId, ValueId | None], ValueId] = {}
         self.copies: dict[OpId, OpId] = {}
         self.last_readers: dict[OpId, list[OpId]] = {}
         self.reads: dict[int, dict[ValueId, list[Use]]] = {}
@@ -87,7 +87,7 @@ class _Executor:
                 if stage > 1:
                     anchor = self._anchor(self.cut.anchors[stage - 2])
                     done.append(stage)
-                    self.last_readers[anchor] = self._last_readers(done)
+                    self.last_readers[anchor] = self._last_readers(done) + self._makers(stage - 1)
             else:
                 first = stage not in began
                 began.add(stage)
@@ -99,14 +99,24 @@ class _Executor:
     def _backward(self, stage: int, own: _Pass, source: _Pass | None) -> None:
         """Let the backward of a stage read what the last passes left."""
         for value, uses in self.reads.get(stage, {}).items():
-            op = self.graph.value(value).op
-            behind = stage - self.cut.stage[op]
+            behind = stage - self.cut.stage[self.graph.value(value).op]
             made = own if behind == 0 else source if behind == 1 else None
-            if made is None or made.anchor is None or op not in self.cut.repeatable:
+            if made is None or made.anchor is None or not self.cut.again(value):
                 continue
-            now = self._value(value, made)
-            late = tuple(uses)
-            self._apply("recompute_use", {"w": now, "late": late})
+            late = tuple(use for use in uses if self._behind(use.op, made))
+            if late:
+                now = self._value(value, made)
+                self._apply("recompute_use", {"w": now, "late": late})
+
+    def _behind(self, reader: OpId, made: _Pass) -> bool:
+        """Tell whether every run that needs a reader needs all that a pass waits for."""
+        needed, anchors = self.cut.phases.needed_by, set[OpId]()
+        here: _Pass | None = made
+        while here is not None and here.anchor is not None:
+            anchors.add(here.anchor)
+            here = here.source
+        sources = (original_op(self.graph, anchor) for anchor in anchors)
+        return not any(needed[reader] & ~needed[source] for source in sources)
 
     def _anchor(self, op: OpId) -> OpId:
         """What is waited for: a gradient, or the copy of one that TensorFlow might fold or fuse."""
@@ -127,11 +137,16 @@ class _Executor:
         found = dict.fromkeys(use.op for use in uses if not self.cut.spine.holds(use.op))
         return [op for op in found if signals(self.graph, op)]
 
+    def _makers(self, stage: int) -> list[OpId]:
+        """What makes the gradients of all that crosses behind a stage, the anchor among them."""
+        made = dict.fromkeys(self.graph.value(v).op for v in self.cut.gradients(stage))
+        return [op for op in made if signals(self.graph, op)]
+
     def _value(self, value: ValueId, made: _Pass) -> ValueId:
         """What a pass has in place of a value."""
-        op = self.graph.value(value).op
-        if made.anchor is None or op not in self.cut.repeatable:
+        if made.anchor is None or not self.cut.again(value):
             return value
+        op = self.graph.value(value).op
         return self.graph.op(self._clone(op, made)).outputs[self.graph.value(value).index]
 
     def _clone(self, op_id: OpId, made: _Pass) -> OpId:
@@ -142,11 +157,11 @@ class _Executor:
             if op_id in made.clones:
                 stack.pop()
                 continue
-            waiting = [
-                pair
-                for value in self.graph.op(op_id).inputs
-                if (pair := self._maker(value, made)) is not None and pair[0] not in pair[1].clones
-            ]
+            makers = [self._maker(value, made) for value in self.graph.op(op_id).inputs]
+            needed = [pair for pair in makers if pair is not None]
+            if not needed and (before := self._before(made)) is not None:
+                needed = [(before[0].op, before[1])]
+            waiting = [pair for pair in needed if pair[0] not in pair[1].clones]
             if waiting:
                 stack += waiting
                 continue
@@ -158,22 +173,35 @@ class _Executor:
         """Which clone makes an input of a clone; None where it is no clone."""
         op = self.graph.value(value).op
         stage = self.cut.stage.get(op)
-        if stage is None or op not in self.cut.repeatable:
+        if stage is None or not self.cut.again(value):
             return None
         if stage == made.stage:
             return op, made
-        source = made.source
+        source = made.source if stage == made.stage - 1 else None
         return (op, source) if source is not None and source.anchor is not None else None
+
+    def _before(self, made: _Pass) -> tuple[Value, _Pass] | None:
+        """What an operation of a pass waits for that reads kept values only: the stage before.
+
+        Else such operations of all stages that run again would run at once.
+        """
+        source = made.source
+        if source is None or source.anchor is None or source.anchor != made.anchor:
+            return None
+        handed = (v for v in self.cut.outputs[source.stage - 1] if self.cut.again(v))
+        return next(((self.graph.value(v), source) for v in handed), None)
 
     def _repeat(self, op_id: OpId, made: _Pass) -> OpId:
         graph = self.graph
         assert made.anchor is not None
         swapped: dict[ValueId, ValueId] = {}
-        for value in dict.fromkeys(graph.op(op_id).inputs):
-            maker = self._maker(value, made)
+        makers = {v: self._maker(v, made) for v in dict.fromkeys(graph.op(op_id).inputs)}
+        behind = None if any(makers.values()) else self._before(made)
+        gate = graph.op(behind[1].clones[behind[0].op]).outputs[behind[0].index] if behind else None
+        for value, maker in makers.items():
             if maker is None:
                 if self.cut.phases.activation[value] and graph.value(value).is_tensor:
-                    swapped[value] = self._seed(value, made.anchor)
+                    swapped[value] = self._seed(value, made.anchor, gate)
                 continue
             op, other = maker
             now = graph.op(other.clones[op]).outputs[graph.value(value).index]
@@ -182,16 +210,18 @@ class _Executor:
         applied = self._apply("recompute", {"f": op_id, "swapped": swapped})
         return OpId(applied.made["c"])
 
-    def _seed(self, value: ValueId, anchor: OpId) -> ValueId:
-        """A copy of a value that waits for an anchor, made once."""
-        if (value, anchor) not in self.seeds:
+    def _seed(self, value: ValueId, anchor: OpId, gate: ValueId | None = None) -> ValueId:
+        """A copy of a value that waits for an anchor, and for what a clone makes; made once."""
+        if (value, anchor, gate) not in self.seeds:
             applied = self._apply("replay_segment", {"v": value, "anchor": anchor})
             seed = OpId(applied.made["s"])
-            self.seeds[value, anchor] = self.graph.op(seed).outputs[0]
+            self.seeds[value, anchor, gate] = self.graph.op(seed).outputs[0]
+            if gate is not None:
+                self._apply("recompute_guard", {"v": gate, "s": seed})
             for reader in self.last_readers[anchor]:
-                if self.engine.place(reader) < self.engine.place(seed):
+                if reader != anchor and self.engine.place(reader) < self.engine.place(seed):
                     self.engine.apply(Application("order", {"a": reader, "b": seed}))
-        return self.seeds[value, anchor]
+        return self.seeds[value, anchor, gate]
 
     def _apply(self, rule: str, bindings: Mapping[str, object]) -> Applied:
         outcome = self.engine.apply(Application(rule, bindings))
@@ -211,10 +241,15 @@ def recomputed_in(graph: Graph) -> list[Recomputed]:
     return [Recomputed(op, tuple(made), _start(graph, made[0])) for op, made in clones.items()]
 
 
+def original_op(graph: Graph, op_id: OpId) -> OpId:
+    """Return an operation of the user's, or the one that an inserted copy was taken of."""
+    op = graph.op(op_id)
+    return graph.value(op.inputs[0]).op if op.role else op.id
+
+
 def _start(graph: Graph, op_id: OpId) -> OpId:
     """What the seed of a clone waits for."""
     op = graph.op(op_id)
     while op.role != "seed":
         op = next(o for v in op.inputs if (o := graph.producer(v)).role in ("seed", "clone"))
-    anchor = graph.op(op.controls[0])
-    return graph.value(anchor.inputs[0]).op if anchor.role else anchor.id
+    return original_op(graph, op.controls[0])

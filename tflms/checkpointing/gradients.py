@@ -1,44 +1,53 @@
-"""Finds what all gradients of a step pass on their way from the loss to the first layers."""
+"""Puts the operations that carry gradients into a row, from the loss down to the first layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import networkx as nx
+from itertools import accumulate
 
 from tflms.errors import GraphError
 from tflms.graph import effects
-from tflms.graph.ir import Graph, OpId
-
-_ROOT = OpId(-1)
+from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.order import Phases
+from tflms.planning.cost import Sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Spine:
-    """The operations that every gradient of an early layer passes, from the loss down.
+    """What reads the forward phase on the way back, or leads to what does, in a row.
+
+    What reads late layers comes before what reads earlier ones, as far as edges allow: so a
+    backward phase of several branches, of several losses or with long skips is one sequence too.
+    Among operations of one layer, those that end there (gradients of weights) come first.
 
     Attributes:
-        ops: these operations, in order.
-        place: per gradient operation, the last place on the spine that it comes after, or its own.
+        ops: these operations, in order; every edge between two of them agrees with it.
+        place: per gradient operation, the last place in the row that it comes after, or its own.
         gradients: all operations that compute with gradients.
-        lowest: the first interval of the forward phase that a gradient reads.
+        leading: those of the row that others of the row read from.
+        last: per tensor that the row makes and reads, the place of its last reader.
+        bytes_behind: per place, the bytes of such tensors that are read behind it.
+        lowest: the first number of the forward phase that a gradient reads.
     """
 
     ops: tuple[OpId, ...]
     place: Mapping[OpId, int]
     gradients: frozenset[OpId]
+    leading: frozenset[OpId]
+    last: Mapping[ValueId, int]
+    bytes_behind: tuple[int, ...]
     lowest: int
 
     def holds(self, op: OpId) -> bool:
-        """Tell whether an operation is part of the spine."""
-        place = self.place.get(op)
-        return place is not None and self.ops[place] == op
+        """Tell whether others in the row read what an operation of it makes."""
+        return op in self.leading
 
     def before(self, op: OpId) -> int | None:
-        """Return the last place on the spine that an operation comes after; -1 for none.
+        """Return the last place in the row that an operation comes after; -1 for none.
 
-        None for what is no gradient, and for gradients that hang on no place of the spine.
+        None for what is no gradient, and for gradients that come after nothing in the row.
         """
         place = self.place.get(op)
         if place is None:
@@ -46,81 +55,138 @@ class Spine:
         return place - 1 if self.ops[place] == op else place
 
 
-def find_spine(graph: Graph, late: Sequence[OpId], index: Mapping[OpId, int]) -> Spine:
-    """Find the spine of the backward phase.
+def find_spine(graph: Graph, phases: Phases, number: Mapping[OpId, int], weights: Sizes) -> Spine:
+    """Find the row of the backward phase.
 
-    What depends on a late reader of the last layers and itself reads the first layers carries
-    gradients. So the operations that carry them are told from those that do not, such as moving
-    averages, metrics, or derivatives that depend on forward values alone.
+    What reads a value of the forward phase and comes after a reader of a later one goes back: it
+    carries gradients, and so does all that comes after it, and what leads to it from the loss.
+    So the operations that carry them are told from those that do not, such as moving averages,
+    metrics, or derivatives that depend on forward values alone.
 
     Args:
         graph: the graph.
-        late: the operations behind the forward phase, in order.
-        index: per forward operation, how far along it is.
+        phases: its phases.
+        number: per forward operation, how far along it is.
+        weights: bytes of the graph's values.
 
     Raises:
-        GraphError: nothing reads first layers after last ones, or the gradients of the first
-            layers have nothing in common.
+        GraphError: nothing behind the forward phase goes back.
     """
-    reads: dict[OpId, tuple[int, int]] = {}
-    newest: dict[OpId, int] = {}
-    span, top = -1, -1
-    behind = set(late)
-    for op_id in late:
-        node = graph.op(op_id)
-        found = [index[graph.value(v).op] for v in node.inputs if graph.value(v).op in index]
-        if effects.takes_shape(node.type):
-            found = []
-        before = [newest[p] for p in graph.predecessors(op_id) if p in behind]
-        newest[op_id] = max([*found, *before], default=-1)
-        if found:
-            reads[op_id] = (min(found), max(found))
-            if newest[op_id] - min(found) > span:
-                span, top = newest[op_id] - min(found), newest[op_id]
-    if span <= 0:
-        raise GraphError(
-            "no operation behind the loss reads an early activation after a late one: there are no "
-            "gradients to recompute for"
-        )
-    gradients = [op for op in late if newest[op] >= top]
-    flow = nx.DiGraph()
-    carried = set(gradients)
-    for op in gradients:
-        sources = [p for p in graph.predecessors(op) if p in carried]
-        flow.add_edges_from((p, op) for p in sources or [_ROOT])
-    dominator = nx.immediate_dominators(flow, _ROOT)
-    depth = {_ROOT: 0}
-    for op in gradients:
-        depth[op] = depth[dominator[op]] + 1
-    lowest = min(reads[op][0] for op in gradients if op in reads)
-    deepest = [op for op in gradients if op in reads and reads[op][0] == lowest]
-    end = deepest[0]
-    for op in deepest[1:]:
-        end = _common(dominator, depth, end, op)
-    # All of them come after that; the one that most lies before leads on to the first gradient.
-    end = max(deepest, key=lambda op: (depth[op], -op)) if end != _ROOT else end
-    spine: list[OpId] = []
-    while end != _ROOT:
-        spine.append(end)
-        end = dominator[end]
-    spine.reverse()
-    if not spine:
-        raise GraphError(
-            "the gradients of the first layers have no operation in common that they all pass; "
-            "this step is no chain of stages"
-        )
-    number = {op: i for i, op in enumerate(spine)}
+    late = [o for o in phases.order if phases.step[o] and not phases.forward[o]]
+    reads = {op: found for op in late if (found := _reads(graph, op, number))}
+    gradients = _carriers(graph, late, reads)
+    behind: dict[OpId, list[OpId]] = {}
+    depth: dict[OpId, int] = {}  # how far along the latest layer is that is read here or behind
+    for op in reversed(gradients):
+        after = [s for s in graph.successors(op) if s in depth]
+        own = max(reads.get(op, ()), default=-1)
+        if after or own >= 0 or _reads_data(graph, phases, op):
+            depth[op] = own if own >= 0 else max((depth[s] for s in after), default=0)
+            behind[op] = after
+    leading = _leading(graph, depth)
+    row = _ordered(depth, behind, leading)
+    at = {op: place for place, op in enumerate(row)}
     place: dict[OpId, int] = {}
     for op in gradients:
-        here = number.get(op, place.get(dominator[op]))
+        here = at.get(op)
+        if here is None:
+            here = max((place[p] for p in graph.predecessors(op) if p in place), default=None)
         if here is not None:
             place[op] = here
-    return Spine(tuple(spine), place, frozenset(gradients), lowest)
+    last = {
+        value: max(readers)
+        for op in row
+        for value in graph.op(op).outputs
+        if graph.value(value).is_tensor
+        and (readers := [at[use.op] for use in graph.uses(value) if use.op in at])
+    }
+    change = [0] * (len(row) + 1)
+    for value, end in last.items():
+        change[at[graph.value(value).op]] += weights.nbytes[value]
+        change[end] -= weights.nbytes[value]
+    return Spine(
+        ops=tuple(row),
+        place=place,
+        gradients=frozenset(gradients),
+        leading=frozenset(leading),
+        last=last,
+        bytes_behind=tuple(accumulate(change[:-1])),
+        lowest=min(min(reads[op]) for op in gradients if op in reads),
+    )
 
 
-def _common(dominator: Mapping[OpId, OpId], depth: Mapping[OpId, int], a: OpId, b: OpId) -> OpId:
-    while a != b:
-        if depth[a] < depth[b]:
-            a, b = b, a
-        a = dominator[a]
-    return a
+def _reads(graph: Graph, op_id: OpId, number: Mapping[OpId, int]) -> list[int]:
+    """Numbers of the forward operations whose values an operation reads."""
+    op = graph.op(op_id)
+    if effects.takes_shape(op.type):
+        return []
+    return [number[source] for v in op.inputs if (source := graph.value(v).op) in number]
+
+
+def _reads_data(graph: Graph, phases: Phases, op_id: OpId) -> bool:
+    """Tell whether an operation reads data, a mask or the like of the forward phase."""
+    inputs = graph.op(op_id).inputs
+    return any(phases.activation[v] and phases.forward[graph.value(v).op] for v in inputs)
+
+
+def _carriers(
+    graph: Graph, late: Sequence[OpId], reads: Mapping[OpId, Sequence[int]]
+) -> list[OpId]:
+    """The operations that carry gradients, in order."""
+    newest: dict[OpId, int] = {}
+    back: set[OpId] = set()  # what goes back, and what comes after it
+    span, top = 0, -1
+    for op in late:
+        before = [p for p in graph.predecessors(op) if p in newest]
+        known = max((newest[p] for p in before), default=-1)
+        newest[op] = max(known, *reads[op]) if op in reads else known
+        if op in reads and known > min(reads[op]):
+            back.add(op)
+            if known - min(reads[op]) > span:
+                span, top = known - min(reads[op]), known
+        elif any(p in back for p in before):
+            back.add(op)
+    if not back:
+        raise GraphError(
+            "no operation behind the loss reads an early activation after a late one: there are no "
+            "gradients to recompute for. Pass the tensor that the gradients were taken of as "
+            "loss=, and the train op among fetches="
+        )
+    leads = set(back)
+    for op in reversed(late):
+        if op not in leads and newest[op] >= top and any(s in leads for s in graph.successors(op)):
+            leads.add(op)
+    return [op for op in late if op in leads]
+
+
+def _leading(graph: Graph, row: Iterable[OpId]) -> set[OpId]:
+    """What others in the row read from; control edges, which tie gradients, do not count."""
+    within = set(row)
+    return {
+        op
+        for op in within
+        if any(use.op in within for value in graph.op(op).outputs for use in graph.uses(value))
+    }
+
+
+def _ordered(
+    depth: Mapping[OpId, int],
+    behind: Mapping[OpId, Iterable[OpId]],
+    leading: Collection[OpId],
+) -> list[OpId]:
+    """A topological order in which what reads late layers comes first."""
+    waiting = dict.fromkeys(depth, 0)
+    for after in behind.values():
+        for op in after:
+            waiting[op] += 1
+    heap = [(-depth[op], op in leading, op) for op, count in waiting.items() if not count]
+    heapq.heapify(heap)
+    row: list[OpId] = []
+    while heap:
+        op = heapq.heappop(heap)[2]
+        row.append(op)
+        for after_op in behind[op]:
+            waiting[after_op] -= 1
+            if not waiting[after_op]:
+                heapq.heappush(heap, (-depth[after_op], after_op in leading, after_op))
+    return row

@@ -1,9 +1,8 @@
 """Cuts a training step into the stages of a chain.
 
-The forward phase is cut at articulation points: operations that every way from the data to the loss
-leads through (dominators). The backward phase is cut at the total gradients of these: operations
-that every way from the loss to the gradients of all earlier stages leads through. No name of an
-operation is looked at.
+The forward phase is laid out in a row and cut where little crosses: at articulation points, and in
+heavy stages where several values do. The backward phase is laid out likewise; what belongs to which
+stage follows from the values that it reads. No name of an operation is looked at.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
+from tflms.checkpointing import crossing, granularity
 from tflms.checkpointing.gradients import Spine, find_spine
-from tflms.checkpointing.turns import find_turns, single_output, usable
+from tflms.checkpointing.turns import Reads, anchor_at, find_turns, late_reads
 from tflms.errors import GraphError
 from tflms.graph import effects, variables
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases
+from tflms.planning.cost import Sizes, sizes
 
 MOST_STAGES = 340  # the solver takes seconds for so many
-_ROOT, _END = OpId(-1), OpId(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +33,12 @@ class Cut:
         stage: per forward operation its stage, and so for what late operations compute from
             forward values alone, as the derivative of a square.
         forward: per stage (entry l - 1) these operations, in order.
-        outputs: the values a^1 .. a^(n-1).
+        outputs: a^1 .. a^(n-1), each the values that a stage makes and the next one reads.
+        kept: values that stages further on read as well, as over long skips, and what may run only
+            once: they stay from when they are first made to their last use.
         inputs: values that stages read and that belong to none: the data, masks, frozen layers.
         repeatable: operations that may run again; the others keep their results.
-        spine: what every gradient passes, and where each late reader hangs on it.
+        spine: the row of what reads the forward phase on the way back.
         turns: where on the spine d^0 .. d^n are complete; -1 for d^n.
         anchors: per d^1 .. d^(n-1), the gradient that what runs behind it waits for.
         backward: per stage its operations of the backward phase, in order.
@@ -48,7 +48,8 @@ class Cut:
     phases: Phases
     stage: Mapping[OpId, int]
     forward: tuple[tuple[OpId, ...], ...]
-    outputs: tuple[ValueId, ...]
+    outputs: tuple[tuple[ValueId, ...], ...]
+    kept: frozenset[ValueId]
     inputs: tuple[ValueId, ...]
     repeatable: frozenset[OpId]
     spine: Spine
@@ -60,6 +61,22 @@ class Cut:
     def stages(self) -> int:
         """The number of stages n; the last one ends in the loss."""
         return len(self.forward)
+
+    def again(self, value: ValueId) -> bool:
+        """Tell whether a value of some stage is made again where its stage runs again."""
+        return self.graph.value(value).op in self.repeatable and value not in self.kept
+
+    @property
+    def carried(self) -> tuple[ValueId, ...]:
+        """Values that could be made again and are kept, as they cross several stages."""
+        made = ((v, self.graph.value(v).op) for v in sorted(self.kept))
+        return tuple(v for v, op in made if op in self.repeatable)
+
+    def gradients(self, stage: int) -> tuple[ValueId, ...]:
+        """Return d^l: what the backward of stages behind one hands to that of others."""
+        turn, place = self.turns[stage], self.spine.place
+        made = ((v, place[self.graph.value(v).op]) for v in self.spine.last)
+        return tuple(v for v, at in made if at <= turn < self.spine.last[v])
 
     def backward_stage(self, op: OpId) -> int | None:
         """Return the stage whose backward an operation belongs to, if it is a gradient."""
@@ -79,158 +96,192 @@ class Cut:
         return found
 
 
-def cut(graph: Graph, phases: Phases, *, most_stages: int = MOST_STAGES) -> Cut:
-    """Cut a training step into stages.
+def cut(
+    graph: Graph,
+    phases: Phases,
+    *,
+    weights: Sizes | None = None,
+    most_stages: int = MOST_STAGES,
+) -> Cut:
+    """Cut a training step into stages, the finest way of ``cuts``.
+
+    Raises:
+        GraphError: as ``cuts``.
+    """
+    return cuts(graph, phases, weights=weights, most_stages=most_stages)[-1]
+
+
+def cuts(
+    graph: Graph,
+    phases: Phases,
+    *,
+    weights: Sizes | None = None,
+    most_stages: int = MOST_STAGES,
+) -> list[Cut]:
+    """Return the ways to cut a training step into stages: a coarse one, a finer one, or both.
+
+    The coarse one is cut at articulation points, which costs nothing. The finer one is there where
+    a heavy stage can be cut into lighter ones by keeping what crosses: long skips, for example.
 
     Args:
         graph: the graph as it was read.
         phases: its phases.
+        weights: bytes of its values; None weighs them.
         most_stages: stages are joined until there are no more than so many.
 
     Raises:
-        GraphError: there is no operation that all of the forward phase, or all of the backward
-            phase, leads through: nothing could be recomputed stage by stage.
+        GraphError: nothing could be recomputed stage by stage; the message says why.
     """
-    path = _path(graph, phases)
-    points, index = _articulation(graph, path)
-    late = [o for o in phases.order if phases.step[o] and not phases.forward[o]]
-    spine = find_spine(graph, late, index)
-    base = _frozen(graph, phases, spine, index, points)
-    index = {op: i for op, i in index.items() if i > base}
-    index |= _derived(graph, phases, late, spine, index, points)
-    chosen, turns = find_turns(graph, phases, points, index, spine, base)
-    if not chosen:
-        raise GraphError(
-            "this step is no chain: no value that the backward phase reads again has all of the "
-            "forward phase on its two sides; strategy='auto' parks values of any graph"
+    return _Cutter(graph, phases, weights or sizes(graph)).run(most_stages)
+
+
+class _Cutter:
+    def __init__(self, graph: Graph, phases: Phases, weights: Sizes) -> None:
+        self.graph, self.phases, self.weights = graph, phases, weights
+        path = crossing.path(graph, phases)
+        if not path:
+            raise GraphError(
+                "no operation of the forward phase depends on data and on variables: there is "
+                "nothing to recompute; pass the tensor that the gradients were taken of as loss="
+            )
+        number = {op: place for place, op in enumerate(path, start=1)}
+        late = [o for o in phases.order if phases.step[o] and not phases.forward[o]]
+        gradients = find_spine(graph, phases, number, weights).gradients
+        number |= crossing.derived(graph, phases, late, gradients, number)
+        self.spine = find_spine(graph, phases, number, weights)
+        self.line = crossing.line(graph, path, number)
+        self.reads = late_reads(graph, self.line, self.spine, weights)
+        self.base = self._frozen()
+
+    def run(self, most_stages: int) -> list[Cut]:
+        graph, phases, line, reads = self.graph, self.phases, self.line, self.reads
+        coarse = granularity.articulations(graph, phases, line, reads, base=self.base)
+        finer = granularity.finer(
+            graph, phases, line, reads, self.weights, coarse, base=self.base, most=most_stages - 1
         )
-    chosen, turns = _fewer(chosen, turns, most_stages)
-    return _assemble(graph, phases, spine, points, index, chosen, turns)
+        found: list[Cut] = []
+        for numbers in (coarse, finer or []):
+            chosen, turns = find_turns(graph, phases, line, self.spine, reads, numbers)
+            if chosen and not (found and len(chosen) <= len(found[0].outputs)):
+                found.append(self._assemble(*_fewer(chosen, turns, most_stages)))
+        if not found:
+            raise GraphError(self._why(coarse, finer))
+        return found
+
+    def _frozen(self) -> int:
+        """Return the number up to which layers are frozen: what crosses there is the data.
+
+        Frozen layers have no gradients, so the first value that gradients read is their result,
+        unless the last gradients read the data itself.
+        """
+        lowest = self.spine.lowest
+        if len(self.line.across[lowest] or ()) != 1 or self._reads_data():
+            return 0
+        return lowest
+
+    def _reads_data(self) -> bool:
+        """Tell whether what comes behind the first reader of the first layer reads the data."""
+        graph, spine, number = self.graph, self.spine, self.line.number
+        made = self.line.ops[spine.lowest - 1]
+        readers = (use.op for v in graph.op(made).outputs for use in graph.uses(v))
+        start = min((spine.place[op] for op in readers if op in spine.place), default=0)
+        return any(
+            self.phases.activation[v]
+            and self.phases.forward[graph.value(v).op]
+            and graph.value(v).op not in number
+            for op in sorted(spine.gradients)
+            if spine.place.get(op, -1) >= start
+            for v in graph.op(op).inputs
+        )
+
+    def _why(self, coarse: Sequence[int], finer: Sequence[int] | None) -> str:
+        """Say what keeps a step from being a chain."""
+        graph, line = self.graph, self.line
+        advice = "strategy='auto' parks values of any graph"
+        if coarse or finer:
+            place = graph.op(self.spine.ops[-1]).name
+            return (
+                "this step is no chain: no gradient that TensorFlow leaves as it is lies between "
+                f"the stages for recomputation to wait for (the last one is {place!r}); {advice}"
+            )
+        narrow = min(
+            (n for n in range(self.base + 1, len(line.ops)) if line.across[n]),
+            key=lambda n: sum(self.weights.nbytes[v] for v in line.across[n] or ()),
+            default=None,
+        )
+        if narrow is None:
+            return (
+                "this step is no chain: the gradients read too little of what the forward phase "
+                f"makes to cut it ({len(line.ops)} operations from {graph.op(line.ops[0]).name!r} "
+                f"on depend on data and variables); {advice}"
+            )
+        names = ", ".join(repr(graph.value_name(v)) for v in (line.across[narrow] or ())[:4])
+        return (
+            "this step is no chain: no value that the backward phase reads again has all of the "
+            "forward phase on its two sides, and to keep what crosses would save nothing; least "
+            f"crosses behind {graph.op(line.ops[narrow - 1]).name!r}: {names}; {advice}"
+        )
+
+    def _assemble(self, chosen: Sequence[int], turns: Sequence[int]) -> Cut:
+        graph, phases, spine = self.graph, self.phases, self.spine
+        stages = len(chosen) + 1
+        stage = {
+            op: 1 + bisect_left(chosen, at) for op, at in self.line.number.items() if at > self.base
+        }
+        forward: list[list[OpId]] = [[] for _ in range(stages)]
+        for op in (*self.line.ops, *(o for o in phases.order if not phases.forward[o])):
+            if op in stage:
+                forward[stage[op] - 1].append(op)
+        repeatable = frozenset(op for op in stage if _repeatable(graph, phases, op))
+        outputs, kept = _boundaries(graph, stage, stages, repeatable, self.reads)
+        found = Cut(
+            graph=graph,
+            phases=phases,
+            stage=stage,
+            forward=tuple(map(tuple, forward)),
+            outputs=outputs,
+            kept=kept,
+            inputs=tuple(_inputs(graph, phases, stage)),
+            repeatable=repeatable,
+            spine=spine,
+            turns=(len(spine.ops), *turns, -1),
+            anchors=tuple(anchor_at(graph, phases, spine, turn) for turn in turns),
+            backward=((),) * stages,
+        )
+        backward: list[list[OpId]] = [[] for _ in range(stages)]
+        for op in phases.order:
+            number = found.backward_stage(op) if op in spine.gradients else None
+            if number is not None:
+                backward[number - 1].append(op)
+        return dataclasses.replace(found, backward=tuple(map(tuple, backward)))
 
 
-def _path(graph: Graph, phases: Phases) -> list[OpId]:
-    """Forward operations that compute from data and variables; what is shared is left out."""
-    learned: set[OpId] = set()
-    found: list[OpId] = []
-    for op_id in phases.order:
-        if not (phases.step[op_id] and phases.forward[op_id]):
-            continue
-        op = graph.op(op_id)
-        facts = effects.of(op.type)
-        reads = bool(facts.reads) or any(graph.value(v).is_ref for v in op.inputs)
-        reads |= op.type in effects.FUNCTIONAL and variables.touches(graph, op_id)
-        if reads or any(graph.value(v).op in learned for v in op.inputs):
-            learned.add(op_id)
-            if any(phases.activation[v] and graph.value(v).is_tensor for v in op.outputs):
-                found.append(op_id)
-    return found
-
-
-def _articulation(graph: Graph, path: Sequence[OpId]) -> tuple[list[OpId], dict[OpId, int]]:
-    """Operations that all ways lead through (the first is no. 1), and each one's interval.
-
-    An articulation point has its own number; what lies between two has the later one's.
-    """
-    on_path = set(path)
-    flow = nx.DiGraph()
-    ends = set(path)
-    for op in path:
-        before = {graph.value(v).op for v in graph.op(op).inputs} & on_path
-        ends -= before
-        flow.add_edges_from((b, op) for b in sorted(before) or [_ROOT])
-    flow.add_edges_from((op, _END) for op in sorted(ends))
-    if not path:
-        raise GraphError("no operation of the forward phase depends on data and on variables")
-    dominator = nx.immediate_dominators(flow, _ROOT)
-    points: list[OpId] = []
-    here = dominator[_END]
-    while here != _ROOT:
-        points.append(here)
-        here = dominator[here]
-    points.reverse()
-    passed = {_ROOT: 0, **{op: number for number, op in enumerate(points, start=1)}}
-    index: dict[OpId, int] = {}
-    for op in path:  # in order: the dominator comes first
-        if op in passed:
-            index[op] = passed[op]
-        else:
-            passed[op] = passed[dominator[op]]
-            index[op] = passed[op] + 1
-    return points, index
-
-
-def _derived(
+def _boundaries(
     graph: Graph,
-    phases: Phases,
-    late: Sequence[OpId],
-    spine: Spine,
-    index: Mapping[OpId, int],
-    points: Sequence[OpId],
-) -> dict[OpId, int]:
-    """Late operations that compute from forward values alone, with the interval that they join."""
-    found: dict[OpId, int] = {}
-    own = set(points)
-    for op_id in late:
-        op = graph.op(op_id)
-        if op_id in spine.gradients or effects.takes_shape(op.type):
-            continue
-        if not any(phases.activation[v] for v in op.outputs):
-            continue
-        possible: set[int] | None = None
-        for value in op.inputs:
-            source = graph.value(value).op
-            if source in found:
-                here = {found[source]}
-            elif source in index:
-                here = {index[source]} | ({index[source] + 1} if source in own else set())
-            else:
+    stage: Mapping[OpId, int],
+    stages: int,
+    repeatable: frozenset[OpId],
+    reads: Reads,
+) -> tuple[tuple[tuple[ValueId, ...], ...], frozenset[ValueId]]:
+    """What each stage hands to the next one alone, and what is kept."""
+    outputs: list[list[ValueId]] = [[] for _ in range(stages - 1)]
+    kept: set[ValueId] = set()
+    for op_id, made in stage.items():
+        for value in graph.op(op_id).outputs:
+            if not graph.value(value).is_tensor:
                 continue
-            possible = here if possible is None else possible & here
-        if possible:
-            found[op_id] = max(possible)
-    read: set[OpId] = set()
-    for op_id in reversed(list(found)):
-        readers = {use.op for v in graph.op(op_id).outputs for use in graph.uses(v)}
-        if readers & read or not readers.isdisjoint(spine.gradients):
-            read.add(op_id)
-    return {op: number for op, number in found.items() if op in read}
-
-
-def _frozen(
-    graph: Graph,
-    phases: Phases,
-    spine: Spine,
-    index: Mapping[OpId, int],
-    points: Sequence[OpId],
-) -> int:
-    """Return the number of the point up to which layers are frozen: its value is the data then.
-
-    Frozen layers have no gradients, so the first value that gradients read is their result, unless
-    the last gradients read the data itself.
-    """
-    point = points[spine.lowest - 1] if spine.lowest <= len(points) else None
-    readers = {
-        op
-        for op, number in index.items()
-        if number == spine.lowest
-        for value in graph.op(op).outputs
-        if any(use.op in spine.place for use in graph.uses(value))
-    }
-    trained = readers != {point} or _reads_data(graph, phases, spine, index)
-    return 0 if trained else spine.lowest
-
-
-def _reads_data(graph: Graph, phases: Phases, spine: Spine, index: Mapping[OpId, int]) -> bool:
-    """Tell whether the last gradients read the data."""
-    end = len(spine.ops) - 1
-    return any(
-        phases.activation[v]
-        and phases.forward[graph.value(v).op]
-        and graph.value(v).op not in index
-        for op in sorted(spine.gradients)
-        if spine.place.get(op) == end
-        for v in graph.op(op).inputs
-    )
+            readers = [
+                stage[use.op]
+                for use in graph.uses(value)
+                if use.op in stage and not effects.takes_shape(graph.op(use.op).type)
+            ]
+            last = max(readers, default=made)
+            used = last > made or value in reads.last
+            if last > made + 1 or value in reads.pinned or (used and op_id not in repeatable):
+                kept.add(value)
+            elif last == made + 1:
+                outputs[made - 1].append(value)
+    return tuple(map(tuple, outputs)), frozenset(kept)
 
 
 def _fewer(chosen: list[int], turns: list[int], most: int) -> tuple[list[int], list[int]]:
@@ -239,54 +290,6 @@ def _fewer(chosen: list[int], turns: list[int], most: int) -> tuple[list[int], l
         return chosen, turns
     kept = sorted({round(i * (len(chosen) - 1) / (most - 2)) for i in range(most - 1)})
     return [chosen[i] for i in kept], [turns[i] for i in kept]
-
-
-def _assemble(
-    graph: Graph,
-    phases: Phases,
-    spine: Spine,
-    points: Sequence[OpId],
-    index: Mapping[OpId, int],
-    chosen: Sequence[int],
-    turns: Sequence[int],
-) -> Cut:
-    stages = len(chosen) + 1
-    stage = {op: 1 + bisect_left(chosen, number) for op, number in index.items()}
-    forward: list[list[OpId]] = [[] for _ in range(stages)]
-    for op in phases.order:
-        if op in stage:
-            forward[stage[op] - 1].append(op)
-    found = Cut(
-        graph=graph,
-        phases=phases,
-        stage=stage,
-        forward=tuple(map(tuple, forward)),
-        outputs=tuple(
-            _must(single_output(graph, phases, points[number - 1], index)) for number in chosen
-        ),
-        inputs=tuple(_inputs(graph, phases, stage)),
-        repeatable=frozenset(op for op in stage if _repeatable(graph, phases, op)),
-        spine=spine,
-        turns=(len(spine.ops), *turns, -1),
-        anchors=tuple(_anchor(graph, phases, spine, turn) for turn in turns),
-        backward=((),) * stages,
-    )
-    backward: list[list[OpId]] = [[] for _ in range(stages)]
-    for op in phases.order:
-        number = found.backward_stage(op) if op in spine.gradients else None
-        if number is not None:
-            backward[number - 1].append(op)
-    return dataclasses.replace(found, backward=tuple(map(tuple, backward)))
-
-
-def _anchor(graph: Graph, phases: Phases, spine: Spine, turn: int) -> OpId:
-    """The last gradient up to a place on the spine that others may wait for."""
-    return next(op for op in reversed(spine.ops[: turn + 1]) if usable(graph, phases, op))
-
-
-def _must(value: ValueId | None) -> ValueId:
-    assert value is not None  # only such points were chosen
-    return value
 
 
 def _inputs(graph: Graph, phases: Phases, stage: Mapping[OpId, int]) -> Iterable[ValueId]:

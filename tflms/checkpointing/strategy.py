@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from tflms import units
-from tflms.checkpointing import guard, optimal, rivals
+from tflms.checkpointing import optimal, rivals
 from tflms.checkpointing.chain import Chain
-from tflms.checkpointing.execute import execute
 from tflms.checkpointing.execute import recomputed_in as recomputed_in
+from tflms.checkpointing.gradients import Spine
 from tflms.checkpointing.revolve import revolve
 from tflms.checkpointing.schedule import Schedule
-from tflms.checkpointing.stages import Cut, cut
-from tflms.checkpointing.weigh import weigh
+from tflms.checkpointing.search import Search, Solver
+from tflms.checkpointing.stages import Cut, cuts
 from tflms.config import Config
-from tflms.errors import InfeasibleError
-from tflms.graph import order
+from tflms.errors import GraphError, InfeasibleError, TflmsError
+from tflms.graph import order as order_of
 from tflms.graph.ir import Graph, OpId
 from tflms.graph.order import Phases
-from tflms.planning.cost import Costs, sizes
-from tflms.planning.simulate import Timeline, simulate
-from tflms.rewriting.engine import Engine
+from tflms.planning.cost import Costs, Sizes, sizes
+from tflms.planning.floor import floor, refuse
+from tflms.planning.simulate import Replay, Timeline
+from tflms.rewriting.engine import Application, Engine
 from tflms.strategies import shapes, siblings
 
-Solver = Callable[[Chain, int | None], Schedule]
-_ATTEMPTS = 8
-_CLOSE = 100  # a peak within so many parts of the limit is as good as it gets
-# Threads that run operations side by side hold a value longer than one would: percent kept free.
-_LEAST_MARGIN, _MOST_MARGIN = 3, 6
+_NAMED = 6  # kept values that a note lists
+_SMALL = 64  # what is less than this part of the largest value is not worth a control edge
 
 
 def _dropping(chain: Chain, limit: int | None) -> Schedule:
@@ -74,11 +71,16 @@ class Checkpointed:
 
     def told(self) -> tuple[str, ...]:
         """Say what was done, in a sentence or two."""
-        return (
-            f"the step was cut into {self.cut.stages} stages (tflms.checkpointing.measure_chain "
-            "shows them)",
-            f"schedule {self.schedule}",
-        )
+        cut, graph = self.cut, self.cut.graph
+        notes = [
+            f"the step was cut into {cut.stages} stages (tflms.checkpointing.measure_chain "
+            "shows them)"
+        ]
+        if carried := cut.carried:
+            names = ", ".join(graph.value_name(v) for v in carried[:_NAMED])
+            more = f" and {len(carried) - _NAMED} more" if len(carried) > _NAMED else ""
+            notes.append(f"kept across stages, as later ones read them too: {names}{more}")
+        return (*notes, f"schedule {self.schedule}")
 
 
 def run(
@@ -89,6 +91,7 @@ def run(
     The schedule's own limit is the device's less what is not the chain's: variables, gradients of
     weights, masks. How much that is shows when the rewritten step is simulated; if it does not fit,
     or leaves room, the schedule is found anew for a limit that is corrected by the difference.
+    Where a step can be cut in several ways, the quickest that fits is taken.
 
     Args:
         graph: the graph as it was read.
@@ -103,105 +106,83 @@ def run(
         InfeasibleError: no schedule of this kind fits; ``minimum_bytes`` is what the one that
             needs least needs.
     """
-    return _Search(graph, phases, config, costs).run(limit)
-
-
-class _Search:
-    def __init__(self, graph: Graph, phases: Phases, config: Config, costs: Costs) -> None:
-        self.graph, self.config, self.costs = graph, config, costs
-        self.cut = cut(graph, phases)
-        self.phases = phases
-        self.engine = Engine(graph, phases, host_device=config.host_device, order=self._order())
-        shapes.run(self.engine)
-        self.mark = len(graph.journal)
-        self.plain_seconds = math.fsum(costs.seconds[op] for op in self._step())
-        self.readers = guard.readers(graph, sorted(self.cut.stage))
-        weights = sizes(graph, device=config.device, batch_size=config.batch_size)
-        self.chain = weigh(self.cut, weights, costs)
-        self.solve = SOLVERS[str(config.strategy)]
-
-    def run(self, limit: int | None) -> Checkpointed:
-        if limit is None:
-            return self._executed(self.solve(self.chain, None))
-        given, limit = limit, self._planned(limit)
-        plain = self._executed(rivals.save_all(self.chain))
-        beside = plain.timeline.peak_bytes - plain.schedule.peak_bytes
-        best: Schedule | None = None
-        lowest: int | None = None
-        asked, tried, too_much = limit - beside, set[int](), None
-        for _ in range(_ATTEMPTS):
-            schedule = self._solved(asked)
-            if schedule is None or hash(schedule.operations) in tried:
-                break
-            tried.add(hash(schedule.operations))
-            found = self._executed(schedule)
-            peak = found.timeline.peak_bytes
-            lowest = peak if lowest is None else min(lowest, peak)
-            if peak <= limit:
-                if best is None or schedule.makespan < best.makespan:
-                    best = schedule
-                if schedule.recomputed_seconds == 0 or limit - peak < limit // _CLOSE:
-                    break
-                asked = max(asked, schedule.peak_bytes) + limit - peak
-                if too_much is not None:
-                    asked = min(asked, too_much - 1)
-            else:
-                too_much = asked if too_much is None else min(too_much, asked)
-                asked = schedule.peak_bytes - (peak - limit)
-                if best is not None:
-                    asked = max(asked, (best.peak_bytes + too_much) // 2)
-        if best is None:
-            raise self._refuse(given, lowest and self._enough(lowest))
-        return self._executed(best)
-
-    def _planned(self, limit: int) -> int:
-        """What a schedule is found for: the limit less one activation, within 3 to 6 % of it."""
-        activation = max(self.chain.activation_bytes[1:])
-        most = limit * _MOST_MARGIN // 100
-        return limit - max(limit * _LEAST_MARGIN // 100, min(activation, most))
-
-    def _enough(self, peak: int) -> int:
-        """The least limit for which a schedule with that peak is accepted."""
-        limit = peak * 100 // (100 - _LEAST_MARGIN)
-        while self._planned(limit) < peak:
-            limit += max(1, (peak - self._planned(limit)) // 2)
-        return limit
-
-    def _solved(self, asked: int) -> Schedule | None:
-        """The schedule for a limit; for one that is too small, the most saving one."""
+    weights = sizes(graph, device=config.device, batch_size=config.batch_size)
+    ways = cuts(graph, phases, weights=weights)
+    pairs = siblings.pairs(graph, phases)
+    order = planned_order(graph, phases, ways[0].spine, pairs)
+    engine = Engine(graph, phases, host_device=config.host_device, order=order)
+    shapes.run(engine)
+    release_first(engine, weights, pairs)
+    mark = len(graph.journal)
+    found: list[tuple[float, Search, Schedule]] = []
+    refused: list[TflmsError] = []
+    for way in ways:
+        graph.rollback(mark)
+        search = Search(engine, way, config, costs, weights, SOLVERS[str(config.strategy)])
         try:
-            return self.solve(self.chain, max(asked, 1))
-        except InfeasibleError as error:
-            if error.minimum_bytes is None:
-                raise
-            return self.solve(self.chain, error.minimum_bytes)
+            schedule, timeline = search.run(limit)
+        except (InfeasibleError, GraphError) as error:
+            refused.append(error)
+            continue
+        worth = timeline.peak_bytes if limit is None else timeline.seconds
+        found.append((worth, search, schedule))
+    if not found:
+        graph.rollback(0)
+        raise _refusal(graph, phases, weights, costs, limit, min(refused, key=_least))
+    _, search, schedule = min(found, key=lambda one: one[0])
+    timeline = search.executed(schedule)
+    return Checkpointed(engine, schedule, search.cut, timeline, search.plain_seconds)
 
-    def _executed(self, schedule: Schedule) -> Checkpointed:
-        graph, config = self.graph, self.config
-        graph.rollback(self.mark)
-        execute(self.engine, self.cut, self.chain, schedule.operations)
-        guard.run(self.engine, self.readers)
-        within = {op.id for op in graph.ops() if op.id >= graph.original_ops} | set(self._step())
-        weights = sizes(graph, device=config.device, batch_size=config.batch_size)
-        timeline = simulate(graph, weights, within, costs=self.costs)
-        return Checkpointed(self.engine, schedule, self.cut, timeline, self.plain_seconds)
 
-    def _step(self) -> list[OpId]:
-        return [op for op in self.phases.order if self.phases.step[op]]
+def planned_order(
+    graph: Graph, phases: Phases, spine: Spine, pairs: Sequence[tuple[OpId, OpId]]
+) -> Sequence[OpId] | None:
+    """Return an order of all operations in which gradients come as the spine has them.
 
-    def _order(self) -> Sequence[OpId] | None:
-        """An order in which what lets go of an activation runs before its sibling."""
-        pairs = siblings.pairs(self.graph, self.phases)
-        return order.with_edges(self.graph, self.phases.order, pairs)
+    What lets go of an activation runs before its sibling, where that agrees with it.
+    """
+    row = list(pairwise(spine.ops))
+    return order_of.with_edges(graph, phases.order, [*row, *pairs]) or order_of.with_edges(
+        graph, phases.order, row
+    )
 
-    def _refuse(self, limit: int, lowest: int | None) -> InfeasibleError:
-        size = units.format_bytes
-        least = (
-            "" if lowest is None else f"; the least that it can do is {size(lowest)} (predicted)"
-        )
-        return InfeasibleError(
-            f"memory_limit is {size(limit)}, which strategy {self.config.strategy!r} cannot keep "
-            f"with the {self.cut.stages} stages that the step has{least}. strategy='auto' swaps "
-            "and may go lower; a smaller batch does as well",
-            minimum_bytes=lowest,
-        )
+
+def order_for(graph: Graph, phases: Phases, config: Config) -> Sequence[OpId] | None:
+    """Return the order in which a step was rewritten, to play a saved plan of it again."""
+    weights = sizes(graph, device=config.device, batch_size=config.batch_size)
+    spine = cuts(graph, phases, weights=weights)[0].spine
+    return planned_order(graph, phases, spine, siblings.pairs(graph, phases))
+
+
+def release_first(engine: Engine, weights: Sizes, pairs: Sequence[tuple[OpId, OpId]]) -> None:
+    """Let what reads an activation for the last time run before a sibling that makes another."""
+    graph = engine.graph
+    large = max(weights.nbytes, default=0) // _SMALL
+    for reader, sibling in pairs:
+        if any(weights.nbytes[v] >= max(large, 1) for v in graph.op(sibling).outputs):
+            engine.apply(Application("order", {"a": reader, "b": sibling}))
+
+
+def _refusal(
+    graph: Graph,
+    phases: Phases,
+    weights: Sizes,
+    costs: Costs,
+    limit: int | None,
+    error: TflmsError,
+) -> TflmsError:
+    """Return the error to raise: where no plan at all keeps a limit, which operation is why."""
+    if limit is None or not isinstance(error, InfeasibleError):
+        return error
+    step = [op for op in phases.order if phases.step[op]]
+    persistent = Replay(graph, weights, set(step), costs).persistent_bytes
+    lowest = floor(graph, weights, costs, step, persistent)
+    if limit >= lowest.nbytes:
+        return error
+    return refuse(graph, lowest, limit, error.minimum_bytes)
+
+
+def _least(error: TflmsError) -> tuple[bool, float]:
+    """Put what could be met with a higher limit first, the lowest of them before others."""
+    needed = error.minimum_bytes if isinstance(error, InfeasibleError) else None
+    return needed is None, needed or 0

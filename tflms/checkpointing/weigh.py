@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tflms.checkpointing.chain import Chain
+from tflms.checkpointing.crossing import root
 from tflms.checkpointing.stages import Cut
 from tflms.graph import effects
-from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.ir import OpId, ValueId
 from tflms.planning import kernels
 from tflms.planning.buffers import rounded
 from tflms.planning.cost import Costs, Sizes
@@ -31,20 +32,21 @@ def weigh(cut: Cut, weights: Sizes, costs: Costs, forward_only: Costs | None = N
     scale = _Scale(cut, weights, costs)
     only = scale if forward_only is None else _Scale(cut, weights, forward_only)
     stages = range(1, cut.stages + 1)
-    activations = [scale.inputs(), *(scale.nbytes(v) for v in cut.outputs), 0]
+    activations = [scale.inputs(), *(scale.total(scale.output(i)) for i in stages)]
     needed = [scale.needed(stage) for stage in stages]
     saved = [scale.saved(stage) for stage in stages]
     forward_peaks = [scale.peak(cut.forward[i], saved[i]) for i in range(cut.stages)]
     only_peaks = [only.peak(needed[i], scale.output(i + 1)) for i in range(cut.stages)]
+    gradients = [0, *(scale.gradient(i) for i in stages)]
     kept = [max(scale.total(saved[i]), activations[i + 1]) for i in range(cut.stages)]
     return Chain(
         forward_seconds=[scale.seconds(cut.forward[i]) for i in range(cut.stages)],
         backward_seconds=[scale.seconds(cut.backward[i]) for i in range(cut.stages)],
         activation_bytes=activations,
         saved_bytes=kept,
-        gradient_bytes=[0, *activations[1:]],
+        gradient_bytes=gradients,
         forward_overhead_bytes=[max(0, forward_peaks[i] - kept[i]) for i in range(cut.stages)],
-        backward_overhead_bytes=[scale.backward_overhead(stage, activations) for stage in stages],
+        backward_overhead_bytes=[scale.backward_overhead(stage, gradients) for stage in stages],
         forward_only_seconds=[only.seconds(needed[i]) for i in range(cut.stages)],
         forward_only_overhead_bytes=[
             max(0, only_peaks[i] - activations[i + 1]) for i in range(cut.stages)
@@ -73,9 +75,21 @@ class _Scale:
         return self.total({root(self.graph, v) for v in cut.inputs if v in read})
 
     def output(self, stage: int) -> set[ValueId]:
+        """Buffers of a^l that go when it goes; what is kept anyway is none of them."""
         if stage > len(self.cut.outputs):
             return set()
-        return {root(self.graph, self.cut.outputs[stage - 1])}
+        own = {root(self.graph, v) for v in self.cut.outputs[stage - 1]}
+        return {home for home in own if home not in self.cut.kept}
+
+    def handed(self, stage: int) -> frozenset[ValueId]:
+        """Buffers of d^l; of d^n, the loss's, and of d^0, none."""
+        if not 0 < stage <= len(self.cut.outputs):
+            return frozenset()
+        return frozenset(root(self.graph, v) for v in self.cut.gradients(stage))
+
+    def gradient(self, stage: int) -> int:
+        """Bytes of d^l."""
+        return self.total(self.handed(stage))
 
     def needed(self, stage: int) -> list[OpId]:
         """Operations that the stage's output needs."""
@@ -83,12 +97,12 @@ class _Scale:
         if stage > len(self.cut.outputs):
             ends = [op for op in own if self.cut.phases.forward[op]]
         else:
-            ends = [graph.value(self.cut.outputs[stage - 1]).op]
+            ends = [graph.value(v).op for v in self.cut.outputs[stage - 1]]
         found, stack = set(ends), list(ends)
         while stack:
             for value in graph.op(stack.pop()).inputs:
                 source = graph.value(value).op
-                if source in own and source not in found:
+                if source in own and source not in found and value not in self.cut.kept:
                     found.add(source)
                     stack.append(source)
         return [op for op in self.cut.forward[stage - 1] if op in found]
@@ -103,25 +117,29 @@ class _Scale:
                 home = root(graph, value)
                 if graph.value(home).op not in own or not graph.value(value).is_tensor:
                     continue
+                if home in cut.kept or value in cut.kept:
+                    continue
                 if any(to == stage for _, _, to in cut.late_uses(value)):
                     found.add(home)
         return found
 
-    def peak(self, ops: Sequence[OpId], kept: set[ValueId]) -> int:
-        """The most bytes of what the operations make that is alive at one time."""
+    def peak(
+        self, ops: Sequence[OpId], kept: set[ValueId], given: frozenset[ValueId] = frozenset()
+    ) -> int:
+        """The most bytes of what operations make, or are given, that are alive at one time."""
         graph = self.graph
         own = set(ops)
         last: dict[ValueId, OpId] = {}
         for op_id in ops:
             for value in (*graph.op(op_id).inputs, *graph.op(op_id).outputs):
                 home = root(graph, value)
-                if graph.value(home).op in own:
+                if graph.value(home).op in own or home in given:
                     last[home] = op_id
         ends: dict[OpId, list[ValueId]] = {}
         for home, op_id in last.items():
             if home not in kept:
                 ends.setdefault(op_id, []).append(home)
-        alive, peak = 0, 0
+        alive = peak = self.total(given)
         for op_id in ops:
             op = graph.op(op_id)
             made = [v for v in op.outputs if root(graph, v) == v and not self._free(op_id)]
@@ -143,21 +161,7 @@ class _Scale:
         facts = effects.of(self.graph.op(op_id).type)
         return not self.weights.on_device[op_id] or bool(facts.reads) or bool(facts.writes)
 
-    def backward_overhead(self, stage: int, activations: Sequence[int]) -> int:
-        cut, graph = self.cut, self.graph
-        ops = cut.backward[stage - 1]
-        made = set()
-        if stage > 1:
-            turn = cut.turns[stage - 1]
-            made = {root(graph, v) for v in graph.op(cut.spine.ops[turn]).outputs}
-        gradient = activations[stage - 1] if stage > 1 else 0
-        return max(0, self.peak(ops, made) - gradient)
-
-
-def root(graph: Graph, value: ValueId) -> ValueId:
-    """Return the value whose buffer a value shares, through reshapes and other views."""
-    while True:
-        op = graph.producer(value)
-        if not (effects.of(op.type).view and op.inputs) or effects.of(op.type).reads:
-            return value
-        value = op.inputs[0]
+    def backward_overhead(self, stage: int, gradients: Sequence[int]) -> int:
+        given, made = self.handed(stage), self.handed(stage - 1)
+        peak = self.peak(self.cut.backward[stage - 1], set(made), given)
+        return max(0, peak - gradients[stage] - gradients[stage - 1])

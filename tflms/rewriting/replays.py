@@ -78,12 +78,19 @@ def same_value(env: Env, w: str, uses: str) -> str | None:
 
 @condition
 def behind_seeds(env: Env, w: str, uses: str) -> str | None:
-    """Every use comes after all anchors that the value waits for: no cycle, nothing dragged in."""
+    """Every use comes after all anchors that the value waits for: no cycle, nothing dragged in.
+
+    By the graph's edges, or by the planned order where every run that needs the use needs the
+    anchor too, as with two branches of which one is to be done before the other.
+    """
     for anchor in sorted({env.source(a) for a in _anchors(env, env.op(w))}):
         if anchor not in env.behind:  # no edge that a rule moves lies on the way from an anchor
             env.behind[anchor] = _descendants(env.graph, anchor)
         for use in env.uses(uses):
-            if use.op not in env.behind[anchor]:
+            if use.op in env.behind[anchor]:
+                continue
+            planned = env.witness[anchor] < env.witness[use.op]
+            if not planned or env.needed(use.op) & ~env.needed(anchor):
                 return f"{env.name(use.op)} is not behind {env.name(anchor)}"
     return None
 

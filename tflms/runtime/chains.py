@@ -16,7 +16,7 @@ from tflms.checkpointing.stages import Cut, cut
 from tflms.checkpointing.weigh import weigh
 from tflms.config import Config
 from tflms.errors import ConfigError
-from tflms.graph.ir import OpId
+from tflms.graph.ir import Graph, OpId
 from tflms.planning.cost import Costs
 from tflms.runtime import hook
 from tflms.runtime import read as reading
@@ -32,7 +32,7 @@ class Stage:
     """One stage of a step.
 
     Attributes:
-        output: the value that it ends in; the loss, for the last one.
+        output: the values that it hands to the next one; the loss, for the last one.
         first, last: names of its first and last operation.
         forward_ops, backward_ops: how many operations it has.
         forward_seconds, backward_seconds: how long F_all and B take.
@@ -62,12 +62,17 @@ class MeasuredChain:
         source: where the times come from: "static" (estimated from shapes) or "measured".
         beside_bytes: what the step needs beside the chain, at the peak of keeping everything:
             variables, gradients of weights, masks (predicted).
+        kept: values that cross several stages, as over long skips, and so stay; they are beside
+            the chain.
+        kept_bytes: what these take.
     """
 
     chain: Chain
     stages: tuple[Stage, ...]
     source: str
     beside_bytes: int
+    kept: tuple[str, ...] = ()
+    kept_bytes: int = 0
 
     def __str__(self) -> str:
         head = f"{len(self.stages)} stages, times {self.source}, {format_bytes(self.beside_bytes)}"
@@ -79,6 +84,9 @@ class MeasuredChain:
                 f"{format_seconds(stage.backward_seconds):>9}  a "
                 f"{format_bytes(stage.output_bytes):>9}  saved {format_bytes(stage.saved_bytes):>9}"
             )
+        if self.kept:
+            size = format_bytes(self.kept_bytes)
+            lines.append(f"kept across stages, {size}: {', '.join(self.kept)}")
         return "\n".join(lines)
 
 
@@ -93,9 +101,10 @@ def measure_chain(
 ) -> MeasuredChain:
     """Return a training step as a chain of stages.
 
-    The stages end at operations that all of the forward phase leads through, as long as what they
-    put out is read again by the backward phase. A network with long skips becomes a chain of
-    blocks with the skips inside. Sizes come from the graph.
+    The stages end where little crosses: at operations that all of the forward phase leads through,
+    as long as what they put out is read again by the backward phase, and where several values
+    cross, in heavy stages. A network with long skips becomes a chain of blocks whose skips are
+    kept. Sizes come from the graph.
 
     Times and workspaces are measured on the device where ``feeds`` are given (for a ``tf.Graph``)
     or ``config`` says ``cost="measured"`` (for any step: a copy of it runs, with variables of its
@@ -208,12 +217,20 @@ def _weighed(
 ) -> MeasuredChain:
     graph = job.graph
     costs = rewriting.costs_of(job) if costs is None else costs
-    found = cut(graph, job.phases)
+    found = cut(graph, job.phases, weights=job.weights())
     chain = weigh(found, job.weights(), costs, forward_only)
     return MeasuredChain(
         chain, tuple(_stages(job, found, chain)), costs.source,
         max(0, job.before.peak_bytes - save_all(chain).peak_bytes),
+        tuple(map(graph.value_name, found.carried)),
+        sum(job.weights().nbytes[value] for value in found.carried),
     )  # fmt: skip
+
+
+def _handed(graph: Graph, found: Cut, number: int) -> str:
+    """What a stage hands to the next one, by name; where that is kept, what it makes last."""
+    values = found.outputs[number] or graph.op(found.forward[number][-1]).outputs[:1]
+    return ", ".join(map(graph.value_name, values))
 
 
 def _stages(job: Job, found: Cut, chain: Chain) -> Iterator[Stage]:
@@ -221,7 +238,7 @@ def _stages(job: Job, found: Cut, chain: Chain) -> Iterator[Stage]:
     for number, (forward, backward) in enumerate(zip(found.forward, found.backward, strict=True)):
         last = number == found.stages - 1
         yield Stage(
-            output="the loss" if last else graph.value_name(found.outputs[number]),
+            output="the loss" if last else _handed(graph, found, number),
             first=graph.op(forward[0]).name,
             last=graph.op(forward[-1]).name,
             forward_ops=len(forward),

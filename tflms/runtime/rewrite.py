@@ -191,13 +191,14 @@ def _replayed(job: Job, plan: Plan) -> Proposal | str:
     """Apply a plan's rules to the IR."""
     if not plan.changes:
         return plan.notes[0] if plan.notes else "nothing was changed: the plan is empty"
-    if plan.order is None:
+    planned: Sequence[Any] | None = plan.order
+    if job.config.strategy in CHECKPOINTING:
+        planned = checkpointing.order_for(job.graph, job.phases, job.config)
+    elif planned is None:
         pairs = siblings.pairs(job.graph, job.phases)
-        agreed = order.with_edges(job.graph, job.phases.order, pairs)
-        if agreed is not None:
-            job.phases = dataclasses.replace(job.phases, order=tuple(agreed))
-    host = job.config.host_device
-    engine = Engine(job.graph, job.phases, host_device=host, order=plan.order)  # type: ignore[arg-type]
+        agreed = order.with_edges(job.graph, job.phases.order, pairs) or job.phases.order
+        job.phases = dataclasses.replace(job.phases, order=tuple(agreed))
+    engine = Engine(job.graph, job.phases, host_device=job.config.host_device, order=planned)
     planning.replay(engine, plan.steps)
     swapped = automatic.swapped_in(engine)
     if plan.order is None:
