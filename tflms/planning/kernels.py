@@ -39,6 +39,8 @@ SCRATCH_FIRST = _POOL_GRADIENTS  # these ask for scratch memory before they ask 
 _BIASES = frozenset(["BiasAdd", "Add", "AddV2", "Mul", "AddN"])
 _LONGEST_GROUP = 4
 _SUMS = frozenset(["Add", "AddN", "AddV2"])
+_FACTORS = frozenset(["Mul", "Div", "RealDiv"])
+_LONGEST_ROW = 16  # operations looked at
 HEADS = (
     _CONVOLUTIONS | _MATRIX_PRODUCTS | frozenset(["MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"])
 )
@@ -80,18 +82,60 @@ def in_fusible_group(graph: Graph, op_id: OpId) -> bool:
 def in_sum_of_sums(graph: Graph, op_id: OpId) -> bool:
     """Tell whether Grappler may join an addition with one that it reads or that reads it.
 
-    It also draws a common factor out of a sum of products. Either way another order of rounding.
+    It also draws a common factor out of a sum of products, and regroups products of products, so
+    that constants meet and broadcasts come last. In each case another order of rounding.
     """
     op = graph.op(op_id)
-    if op.type not in _SUMS and op.type != "Mul":
+    if op.type not in _SUMS and op.type not in _FACTORS:
         return False
     readers = [graph.op(use.op) for value in op.outputs for use in graph.uses(value)]
-    if op.type == "Mul":
-        return any(reader.type in _SUMS for reader in readers)
+    if op.type in _FACTORS:
+        summed = op.type == "Mul" and any(reader.type in _SUMS for reader in readers)
+        return summed or _in_uneven_row(graph, op_id)
     makers = [graph.producer(v) for v in op.inputs]
     return any(other.type in _SUMS for other in (*readers, *makers)) or all(
         maker.type == "Mul" for maker in makers
     )
+
+
+def takes_in_constants(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether an operation is one of several products in a row that have a constant factor.
+
+    Grappler moves the constant to another factor and regroups the rest; what it reads through a
+    copy it regroups otherwise, and the product rounds otherwise.
+    """
+    row = _row(graph, op_id)
+    makers = (graph.producer(v) for op in row for v in graph.op(op).inputs)
+    return len(row) > 1 and any(  # a factor of one vanishes
+        maker.type == "Const" and maker.attrs.get("scalar") != 1.0 for maker in makers
+    )
+
+
+def _in_uneven_row(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether an operation is one of several products in a row that Grappler may regroup.
+
+    That is to bring factors of one shape together, or constants.
+    """
+    row = _row(graph, op_id)
+    shapes = {graph.value(v).shape for op in row for v in graph.op(op).inputs}
+    return len(row) > 1 and (len(shapes) > 1 or takes_in_constants(graph, op_id))
+
+
+def _row(graph: Graph, op_id: OpId) -> set[OpId]:
+    """Products that are factors of one another, where nobody else reads what lies between."""
+    if graph.op(op_id).type not in _FACTORS:
+        return set()
+    found, stack = {op_id}, [op_id]
+    while stack and len(found) <= _LONGEST_ROW:
+        op = graph.op(stack.pop())
+        near = [graph.producer(v) for v in op.inputs if len(graph.uses(v)) == 1]
+        readers = graph.uses(op.outputs[0])
+        near += [graph.op(u.op) for u in readers] if len(readers) == 1 else []
+        for other in near:
+            if other.type in _FACTORS and other.id not in found:
+                found.add(other.id)
+                stack.append(other.id)
+    return found
 
 
 def folded(graph: Graph, order: Sequence[OpId]) -> set[OpId]:

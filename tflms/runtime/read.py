@@ -159,6 +159,8 @@ def _attributes(tf_op: Any, kind: str) -> dict[str, Any]:
     if kind in ("VarHandleOp", "VariableV2", "Variable"):
         shape = tf.TensorShape(tf_op.get_attr("shape"))
         return {"variable_nbytes": _variable_nbytes(tf_op.get_attr("dtype"), shape)}
+    if kind == "Const" and tf_op.outputs[0].dtype.is_floating and tf_op.outputs[0].shape == ():
+        return {"scalar": float(tf.make_ndarray(tf_op.node_def.attr["value"].tensor))}
     if kind == "Placeholder" and tf_op.outputs[0].dtype == tf.resource:
         data = handle_data_util.get_resource_handle_data(tf_op.outputs[0])  # a captured variable
         return {

@@ -10,6 +10,7 @@ from tflms.errors import ConfigError
 from tflms.graph import effects, liveness
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases
+from tflms.planning import kernels
 from tflms.planning.cost import short_device
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.anchors import BY_NAME, Search
@@ -160,6 +161,8 @@ def _candidate(
 
 def paired(graph: Graph, use: Use, default_kind: str) -> bool:
     """Tell whether a kernel would be another one if its input came from a copy."""
+    if kernels.takes_in_constants(graph, use.op):
+        return True
     op = graph.op(use.op)
     maker = graph.producer(op.inputs[use.slot])
     kind = short_device(maker.device).partition(":")[0] or default_kind
