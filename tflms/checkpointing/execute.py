@@ -65,6 +65,7 @@ class _Executor:
         self.engine, self.cut, self.graph = engine, cut, engine.graph
         self.seeds: dict[tuple[ValueId, OpId, ValueId | None], ValueId] = {}
         self.copies: dict[OpId, OpId] = {}
+        self.may_signal: dict[OpId, bool] = {}
         self.last_readers: dict[OpId, list[OpId]] = {}
         self.reads: dict[int, dict[ValueId, list[Use]]] = {}
         for ops in cut.forward:
@@ -135,12 +136,17 @@ class _Executor:
         values = (v for stage in stages for v in self.reads.get(stage, {}).values())
         uses = (use for uses in values for use in uses)
         found = dict.fromkeys(use.op for use in uses if not self.cut.spine.holds(use.op))
-        return [op for op in found if signals(self.graph, op)]
+        return [op for op in found if self._signals(op)]
 
     def _makers(self, stage: int) -> list[OpId]:
         """What makes the gradients of all that crosses behind a stage, the anchor among them."""
-        made = dict.fromkeys(self.graph.value(v).op for v in self.cut.gradients(stage))
-        return [op for op in made if signals(self.graph, op)]
+        made = dict.fromkeys(self.graph.value(v).op for v in self.cut.gradients[stage])
+        return [op for op in made if self._signals(op)]
+
+    def _signals(self, op: OpId) -> bool:
+        if op not in self.may_signal:
+            self.may_signal[op] = signals(self.graph, op)
+        return self.may_signal[op]
 
     def _value(self, value: ValueId, made: _Pass) -> ValueId:
         """What a pass has in place of a value."""

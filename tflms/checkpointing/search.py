@@ -23,7 +23,7 @@ _ATTEMPTS = 8
 _CLOSE = 100  # a peak within so many parts of the limit is as good as it gets
 # Threads that run operations side by side hold a value longer than one would: percent kept free.
 _LEAST_MARGIN, _MOST_MARGIN = 3, 6
-_MANY_STAGES = 100  # for more, one schedule that fits is enough: each takes seconds to find
+MANY_STAGES = 100  # for more, one schedule that fits is enough: each takes seconds to find
 _NAMED = 4  # values that a refusal lists
 
 
@@ -71,7 +71,7 @@ class Search:
         fitting: list[tuple[Schedule, Timeline]] = []
         needed: list[tuple[int, str]] = []
         for chain in (self.chain, _hopeful(self.chain)):
-            if fitting and chain.stages > _MANY_STAGES:
+            if fitting and chain.stages > MANY_STAGES:
                 break
             best, lowest = self._within(chain, limit)
             needed.append(lowest)

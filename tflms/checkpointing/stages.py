@@ -41,6 +41,8 @@ class Cut:
         spine: the row of what reads the forward phase on the way back.
         turns: where on the spine d^0 .. d^n are complete; -1 for d^n.
         anchors: per d^1 .. d^(n-1), the gradient that what runs behind it waits for.
+        gradients: d^0 .. d^n, each the values that the backward of later stages hands to that of
+            earlier ones; of a long skip too, wherever it spans.
         backward: per stage its operations of the backward phase, in order.
     """
 
@@ -55,6 +57,7 @@ class Cut:
     spine: Spine
     turns: tuple[int, ...]
     anchors: tuple[OpId, ...]
+    gradients: tuple[tuple[ValueId, ...], ...]
     backward: tuple[tuple[OpId, ...], ...]
 
     @property
@@ -72,18 +75,13 @@ class Cut:
         made = ((v, self.graph.value(v).op) for v in sorted(self.kept))
         return tuple(v for v, op in made if op in self.repeatable)
 
-    def gradients(self, stage: int) -> tuple[ValueId, ...]:
-        """Return d^l: what the backward of stages behind one hands to that of others."""
-        turn, place = self.turns[stage], self.spine.place
-        made = ((v, place[self.graph.value(v).op]) for v in self.spine.last)
-        return tuple(v for v, at in made if at <= turn < self.spine.last[v])
-
     def backward_stage(self, op: OpId) -> int | None:
         """Return the stage whose backward an operation belongs to, if it is a gradient."""
         held = self.spine.before(op)
         if held is None:
             return None
-        return 1 + sum(turn > held for turn in self.turns[1:-1])
+        behind = bisect_left(self.turns, -held, key=lambda turn: -turn)  # turns that come later
+        return max(1, min(behind, self.stages))
 
     def late_uses(self, value: ValueId) -> list[tuple[OpId, int, int]]:
         """Return the gradients that read a value: operation, input slot, stage."""
@@ -246,6 +244,7 @@ class _Cutter:
             spine=spine,
             turns=(len(spine.ops), *turns, -1),
             anchors=tuple(anchor_at(graph, phases, spine, turn) for turn in turns),
+            gradients=_handed_back(graph, spine, (len(spine.ops), *turns, -1)),
             backward=((),) * stages,
         )
         backward: list[list[OpId]] = [[] for _ in range(stages)]
@@ -284,6 +283,20 @@ def _boundaries(
     return tuple(map(tuple, outputs)), frozenset(kept)
 
 
+def _handed_back(
+    graph: Graph, spine: Spine, turns: Sequence[int]
+) -> tuple[tuple[ValueId, ...], ...]:
+    """Per turn, the values of the row that are made up to it and read behind it."""
+    found: list[list[ValueId]] = [[] for _ in turns]
+    for value, last in spine.last.items():
+        made = spine.place[graph.value(value).op]
+        for stage in range(bisect_left(turns, 1 - last, key=lambda turn: -turn), len(turns)):
+            if turns[stage] < made:
+                break
+            found[stage].append(value)
+    return tuple(map(tuple, found))
+
+
 def _fewer(chosen: list[int], turns: list[int], most: int) -> tuple[list[int], list[int]]:
     """Keep evenly spaced cuts where there are too many."""
     if len(chosen) < most:
@@ -299,8 +312,13 @@ def _inputs(graph: Graph, phases: Phases, stage: Mapping[OpId, int]) -> Iterable
 
 
 def _repeatable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
-    """Tell whether an operation may run again: as the rule ``recompute`` requires."""
+    """Tell whether an operation may run again: as the rule ``recompute`` requires.
+
+    What reads no tensor that is computed from data would read the same again, and be merged.
+    """
     op = graph.op(op_id)
+    if not any(phases.activation[v] and graph.value(v).is_tensor for v in op.inputs):
+        return False
     facts = effects.of(op.type)
     alone = facts.known and facts.pure and not op.stateful and not (facts.reads or facts.writes)
     return alone and not (variables.touches(graph, op_id) or op.frame or phases.guard[op_id])

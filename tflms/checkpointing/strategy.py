@@ -12,7 +12,7 @@ from tflms.checkpointing.execute import recomputed_in as recomputed_in
 from tflms.checkpointing.gradients import Spine
 from tflms.checkpointing.revolve import revolve
 from tflms.checkpointing.schedule import Schedule
-from tflms.checkpointing.search import Search, Solver
+from tflms.checkpointing.search import MANY_STAGES, Search, Solver
 from tflms.checkpointing.stages import Cut, cuts
 from tflms.config import Config
 from tflms.errors import GraphError, InfeasibleError, TflmsError
@@ -25,12 +25,15 @@ from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Application, Engine
 from tflms.strategies import shapes, siblings
 
+_SLOTS, _SLOTS_FOR_MANY = 500, 200  # into which drop_inputs divides memory
 _NAMED = 6  # kept values that a note lists
 _SMALL = 64  # what is less than this part of the largest value is not worth a control edge
 
 
 def _dropping(chain: Chain, limit: int | None) -> Schedule:
-    return optimal.drop_inputs(chain, _limited(limit)).dropping
+    """The optimum with dropped inputs, which takes four tables: coarser ones for long chains."""
+    slots = _SLOTS if chain.stages <= MANY_STAGES else _SLOTS_FOR_MANY
+    return optimal.drop_inputs(chain, _limited(limit), slots).dropping
 
 
 def _limited(limit: int | None) -> int:

@@ -85,7 +85,7 @@ class _Scale:
         """Buffers of d^l; of d^n, the loss's, and of d^0, none."""
         if not 0 < stage <= len(self.cut.outputs):
             return frozenset()
-        return frozenset(root(self.graph, v) for v in self.cut.gradients(stage))
+        return frozenset(root(self.graph, v) for v in self.cut.gradients[stage])
 
     def gradient(self, stage: int) -> int:
         """Bytes of d^l."""
