@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 _UNIT = 256
+_SMALL_NBYTES = 64 * 1024  # buffers whose places depend on what is not predicted
+_LARGE_HOLE_NBYTES = 1024 * 1024  # where one of them may be in the way
 _FLOATING_PRICE = 0.25  # per byte of a buffer that had better come to lie elsewhere
 NEVER_WASTED_NBYTES = 128 * 1024 * 1024  # a hole that is larger by so much is always split
 NEVER_WASTED_ON_EMULATOR_NBYTES = 64 * 1024  # its allocator is told to split
@@ -40,10 +42,15 @@ class Arena:
         self.in_use = 0
         self.peak = 0
 
-    def allocate(self, buffer: int, nbytes: int) -> bool:
-        """Give a buffer the smallest hole that holds it; False where there is none."""
+    def allocate(self, buffer: int, nbytes: int, *, at_least: int = 0) -> bool:
+        """Give a buffer the smallest hole that holds it; False where there is none.
+
+        Of holes of ``at_least`` so many bytes, if there is one.
+        """
         size = max(_UNIT, -(-nbytes // _UNIT) * _UNIT)
-        at = bisect.bisect_left(self._holes, (size, -1))
+        at = bisect.bisect_left(self._holes, (max(size, at_least), -1))
+        if at == len(self._holes):
+            at = bisect.bisect_left(self._holes, (size, -1))
         if at == len(self._holes):
             return False
         hole, address = self._holes.pop(at)
@@ -113,9 +120,11 @@ def packs(
     *,
     waste: int = NEVER_WASTED_NBYTES,
     steps: int = 2,
+    scattered: bool = False,
 ) -> bool:
     """Tell whether steps run in a device of that capacity, one by one (``overflow``)."""
-    return overflow(persistent, events, capacity, waste=waste, steps=steps) is None
+    found = overflow(persistent, events, capacity, waste=waste, steps=steps, scattered=scattered)
+    return found is None
 
 
 def overflow(
@@ -125,6 +134,7 @@ def overflow(
     *,
     waste: int = NEVER_WASTED_NBYTES,
     steps: int = 2,
+    scattered: bool = False,
 ) -> Overflow | None:
     """Return the first allocation for which a device of that capacity has no room, or None.
 
@@ -135,6 +145,7 @@ def overflow(
         waste: what is left of a hole is handed out with it where it is smaller than this and
             than what was asked for.
         steps: how many steps to try; the second finds the holes that the first left.
+        scattered: small buffers come to lie in holes that large ones could need.
     """
     arena = Arena(capacity, waste)
     for number, nbytes in enumerate(persistent):
@@ -146,7 +157,10 @@ def overflow(
                 continue
             if not event.nbytes:
                 arena.free(event.buffer)
-            elif not arena.allocate(event.buffer, event.nbytes):
+                continue
+            small = scattered and event.nbytes < _SMALL_NBYTES
+            room = _LARGE_HOLE_NBYTES if small else 0
+            if not arena.allocate(event.buffer, event.nbytes, at_least=room):
                 return Overflow(place, event.nbytes, arena.blocks(), capacity)
     return None
 
@@ -194,14 +208,15 @@ def least_capacity(
     low: int,
     *,
     waste: int = NEVER_WASTED_NBYTES,
+    scattered: bool = False,
 ) -> int:
     """Return about the smallest capacity (to 0.5 %) in which the steps run, searched from below."""
     high = low
-    while not packs(persistent, events, high, waste=waste):
+    while not packs(persistent, events, high, waste=waste, scattered=scattered):
         high += high // 8 + 1
     while high - low > high // 200:
         middle = (low + high) // 2
-        if packs(persistent, events, middle, waste=waste):
+        if packs(persistent, events, middle, waste=waste, scattered=scattered):
             high = middle
         else:
             low = middle

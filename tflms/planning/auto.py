@@ -81,7 +81,10 @@ class Problem:
         away: per value, places at which it must not be on the device, whatever the sum is: its
             buffer would be in the way of another.
         pins: values too small to be worth a copy, which only leave where they are in the way.
-        strict: every copy is waited for at once, so that nothing depends on how long it takes.
+        swept: of these, those that leave in any case, for where small buffers come to lie depends
+            on what is not predicted.
+        relaxed: values whose copies may take their time. What comes next waits for those of all
+            others, so that nothing depends on how long they take.
     """
 
     order: tuple[OpId, ...]
@@ -96,7 +99,8 @@ class Problem:
     host_limit: int | None = None
     away: Mapping[ValueId, tuple[int, ...]] = field(default_factory=dict)
     pins: frozenset[ValueId] = frozenset()
-    strict: bool = False
+    swept: frozenset[ValueId] = frozenset()
+    relaxed: frozenset[ValueId] = frozenset()
 
     def may_be_away(self, value: ValueId, place: int) -> Gap | None:
         """Return the gap in which a value can be gone at a place, or None.
@@ -121,6 +125,8 @@ class Decision:
         feasible: whether all limits are met.
         exhausted: nothing is left that could be parked.
         stays: per gap that is used, its value and the first and last place at which it is away.
+        roomiest: the values that are parked, by the room that is left while they are copied, most
+            first.
     """
 
     choices: tuple[Choice, ...]
@@ -128,15 +134,21 @@ class Decision:
     feasible: bool
     exhausted: bool = False
     stays: tuple[tuple[ValueId, int, int], ...] = ()
+    roomiest: tuple[ValueId, ...] = ()
 
 
 @dataclass(slots=True)
 class _Window:
-    """A gap that is taken, and where it was placed: the value is away from ``gone`` to ``back``."""
+    """A gap that is taken, and where it was placed: the value is away from ``gone`` to ``back``.
+
+    ``late`` and ``early`` are the same for copies that take their time.
+    """
 
     gap: Gap
     gone: int
-    back: int = field(default=-1)
+    back: int = -1
+    late: int = -1
+    early: int = -1
 
 
 def decide(problem: Problem) -> Decision:
@@ -170,11 +182,11 @@ def _choose(problem: Problem, target: int) -> tuple[list[Gap], bool]:
     gaps = [
         gap
         for value in problem.gaps
-        if value not in problem.pins or value in problem.away
+        if value not in problem.pins or value in problem.away or value in problem.swept
         for gap in problem.gaps[value]
     ]
     resident = problem.resident.astype(np.int64).copy()
-    kept = {(g.value, g.until) for g in gaps if _away_in(problem, g)}
+    kept = {(g.value, g.until) for g in gaps if g.value in problem.swept or _away_in(problem, g)}
     if not gaps or (int(resident.max(initial=0)) <= target and not kept):
         return [], bool(int(resident.max(initial=0)) <= target)
     after = np.array([g.after for g in gaps])
@@ -241,7 +253,19 @@ def _place(problem: Problem, taken: Sequence[Gap]) -> Decision:
     peak = int(resident.max(initial=0))
     stays = tuple((w.gap.value, w.gone, w.back) for w in windows if w.gone <= w.back)
     fits = peak <= problem.limit and _host_fits(problem, windows)
-    return Decision(choices, peak, fits, stays=stays)
+    return Decision(choices, peak, fits, stays=stays, roomiest=_roomiest(windows, resident))
+
+
+def _roomiest(windows: Sequence[_Window], resident: Ints) -> tuple[ValueId, ...]:
+    held: dict[ValueId, int] = {}
+    for window in windows:
+        copying = (
+            resident[window.gone : window.late + 1],
+            resident[max(window.early, window.gone) : window.back + 1],
+        )
+        most = max(int(places.max(initial=0)) for places in copying) + window.gap.nbytes
+        held[window.gap.value] = max(held.get(window.gap.value, 0), most)
+    return tuple(sorted(held, key=lambda value: (held[value], value)))
 
 
 def _next(places: Ints, after: int) -> int:
@@ -270,9 +294,8 @@ def _place_outs(problem: Problem, places: Ints, windows: list[_Window], resident
         at = int(np.searchsorted(starts, begin + copying * _LATE_COPY, side="left"))
         relaxed = int(places[at]) if at < len(places) else 1 << 60
         soonest = _next(places, made)
-        if problem.strict:
-            relaxed = soonest
-        window.gone = max(soonest, min(relaxed, window.gap.until - 1))
+        window.late = max(soonest, min(relaxed, window.gap.until - 1))
+        window.gone = window.late if window.gap.value in problem.relaxed else soonest
         if asked := _away_in(problem, window.gap):
             latest = int(places[int(np.searchsorted(places, min(asked), side="right")) - 1])
             window.gone = max(soonest, min(window.gone, latest))
@@ -309,7 +332,8 @@ def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident:
         engine = min(engine, float(problem.start[use])) - gap.nbytes / problem.costs.to_device
         last = int(np.searchsorted(places, use, side="left")) - 1
         wanted = int(np.searchsorted(ends[: last + 1], engine, side="right")) - 1
-        if problem.strict:
+        window.early = int(places[max(wanted, 0)])
+        if gap.value not in problem.relaxed:
             wanted = last
         low = max(int(np.searchsorted(places, max(window.gone, gap.after + 1), side="left")), 0)
         if low > last:

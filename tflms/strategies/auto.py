@@ -84,8 +84,8 @@ def run(
     kind = short_device(config.device or main_device(graph)).partition(":")[0] or default_kind
     waste = NEVER_WASTED_ON_EMULATOR_NBYTES if kind == "EMU" else NEVER_WASTED_NBYTES
     search = Search(
-        engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit, host_limit,
-        waste, default_kind,
+        engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit,
+        lowest.nbytes, host_limit, waste, default_kind,
     )  # fmt: skip
     found = search.run()
     if found is None:

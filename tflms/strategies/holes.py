@@ -10,21 +10,32 @@ from tflms.planning.allocator import Overflow, cheapest_hole, least_capacity
 from tflms.planning.auto import Decision, Problem
 from tflms.planning.simulate import Events, Replay
 
-PACES = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # of copies: a plan fits however fast the link is
-# Of the limit, into which buffers must fit: what variables were started with is an estimate.
-ROOM_PER_MILLE = 996
+# A plan fits however fast copies are (the number is a pace, see ``Replay.events``), and near the
+# floor also where small buffers lie scattered.
+VARIANTS = tuple((pace, False) for pace in (1, 0, 2, 3, 4, 5, 6, 7, 8, 9))
+TIGHT_VARIANTS = ((1, False), (1, True), (0, False), (0, True), *VARIANTS[2:])
+# Of the limit, into which buffers must fit: what variables were started with is an estimate, and
+# near the floor a buffer that goes a moment late takes another's place.
+ROOM_PER_MILLE, TIGHT_ROOM_PER_MILLE = 996, 985
 _JUDGED = 3  # plans of those that were tried, when a limit is refused
 
 
-def least_limit(tried: Sequence[tuple[int, Replay, list[OpId]]], waste: int) -> int:
+def least_limit(
+    tried: Sequence[tuple[int, Replay, list[OpId]]],
+    waste: int,
+    variants: Sequence[tuple[int, bool]],
+    room_per_mille: int,
+) -> int:
     """The smallest limit that one of the plans with the lowest peaks would keep."""
     best: int | None = None
     for peak, replay, planned in sorted(tried, key=lambda plan: plan[0])[:_JUDGED]:
         found = peak
-        for pace in PACES:
+        for pace, scattered in variants:
             asked = replay.events(planned, pace)
-            least = least_capacity(asked.persistent, asked.events, found, waste=waste)
-            found = max(found, least * 1000 // ROOM_PER_MILLE + 1)
+            least = least_capacity(
+                asked.persistent, asked.events, found, waste=waste, scattered=scattered
+            )
+            found = max(found, least * 1000 // room_per_mille + 1)
             if best is not None and found >= best:
                 break
         best = found if best is None else min(found, best)

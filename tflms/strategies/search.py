@@ -1,15 +1,15 @@
 """Looks for swaps that keep a limit: decides, applies, predicts, and undoes what does not fit.
 
-First freely: copies take the time that they take, and the plan must fit whatever that is. Where
-nothing is found so, strictly: what comes next waits for each copy, and everything that is not tiny
-has its place in the order. Then buffers come and go in one order only, which can be predicted, and
-limits close to the floor are met, at the price of time in which the device waits.
+Strictly first: what comes next waits for each copy, so that buffers come and go in one order only,
+which can be predicted to the byte; limits close to the floor are met, at the price of time in which
+the device waits. Then copies may take their time, those first that have most room, as long as all
+fits however long they take.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,7 +25,14 @@ from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Events, Replay, Timeline
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.gaps import Views, gaps_of
-from tflms.strategies.holes import PACES, ROOM_PER_MILLE, in_the_way, least_limit
+from tflms.strategies.holes import (
+    ROOM_PER_MILLE,
+    TIGHT_ROOM_PER_MILLE,
+    TIGHT_VARIANTS,
+    VARIANTS,
+    in_the_way,
+    least_limit,
+)
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
 from tflms.strategies.swap import Swapped
 from tflms.strategies.waiting import hold
@@ -33,8 +40,12 @@ from tflms.strategies.waiting import hold
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
 _FEWEST_ATTEMPTS = 10
 _SMALL_GRAPH = 3000
-_SIGNIFICANT = 500  # an operation counts that touches this part of the peak, or more
-_STRICTLY_SIGNIFICANT = 20_000
+_ATTEMPTS_RELAXED = 3
+_PART_RELAXED = 6  # of the attempts: one of so many is for all copies at once
+_RELAXATIONS = 5
+_NO_STALL = 0.01  # of the step's time: less is not worth looking for better
+_TIGHT = 1.3  # times the floor: limits below leave no room for chance
+_SIGNIFICANT = 20_000  # an operation counts that touches this part of the peak, or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,15 @@ class Found:
     order_edges: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A decision that keeps the limit, what it was asked for, and the step that it makes."""
+
+    setup: Problem
+    decision: Decision
+    timeline: Timeline
+
+
 @dataclass(slots=True)
 class Search:
     """What stays the same from attempt to attempt.
@@ -63,7 +83,7 @@ class Search:
         order: these, as planned.
         replay: of the graph before anything is parked.
         wanted: values that may be parked. pins: those that are too small to be worth it.
-        limit: bytes that the device may hold.
+        limit: bytes that the device may hold. floor: what no plan can go below.
         host_limit: bytes that may be parked at one time, or None.
         waste: what the device's allocator leaves over at most, see ``overflow``.
         default_kind: the kind of device that runs operations which name none.
@@ -79,6 +99,7 @@ class Search:
     wanted: set[ValueId]
     pins: frozenset[ValueId]
     limit: int
+    floor: int
     host_limit: int | None
     waste: int
     default_kind: str
@@ -86,33 +107,52 @@ class Search:
 
     def run(self) -> Found | None:
         """Rewrite the graph so that it keeps the limit; leave it as it was where nothing does."""
-        return self._search(strict=False) or self._search(strict=True)
-
-    def least_limit(self) -> int:
-        """The smallest limit that one of the plans that were tried would keep."""
-        return least_limit(self.tried, self.waste)
-
-    def _search(self, *, strict: bool) -> Found | None:
         graph = self.engine.graph
         start = len(graph.journal)
         links = chain(
-            graph, self.engine.phases, self.weights, self.order, self._least(strict),
+            graph, self.engine.phases, self.weights, self.order, self._least(),
             default_kind=self.default_kind,
         )  # fmt: skip
         edges = fix_order(self.engine, links)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
-        setup = problem(self, links, strict=strict)
+        kept = self._keep(problem(self, links), links, self._attempts())
+        if kept is None:
+            graph.rollback(start)
+            return None
+        best = kept if self.tight else self._relax(kept, links)
+        swapped = apply(self.engine, links, best.decision, best.setup.relaxed)
+        timeline, _ = self._judge(links)  # the same, of the operations that stay
+        return Found(swapped, timeline, edges)
+
+    @property
+    def tight(self) -> bool:
+        """Whether the limit is so close to the floor that no copy may take its time."""
+        return self.limit < _TIGHT * self.floor
+
+    def least_limit(self) -> int:
+        """The smallest limit that one of the plans that were tried would keep."""
+        return least_limit(self.tried, self.waste, self._variants(), self._room_per_mille())
+
+    def _room_per_mille(self) -> int:
+        return TIGHT_ROOM_PER_MILLE if self.tight else ROOM_PER_MILLE
+
+    def _variants(self) -> Sequence[tuple[int, bool]]:
+        return TIGHT_VARIANTS if self.tight else VARIANTS
+
+    def _keep(self, setup: Problem, links: Chain, attempts: int) -> _Kept | None:
+        """Look for a decision that keeps the limit; the graph is left as it is."""
+        graph = self.engine.graph
         mark = len(graph.journal)
-        for _ in range(self._attempts()):
+        for _ in range(attempts):
             decision = auto.decide(setup)
-            swapped = apply(self.engine, links, decision, strict=strict)
+            apply(self.engine, links, decision, setup.relaxed)
             timeline, spill = self._judge(links)
-            if timeline.peak_bytes <= self.limit and spill is None:
-                return Found(swapped, timeline, edges)
             more = None
             if spill is not None:
                 more = in_the_way(graph, setup, decision, *spill)
             graph.rollback(mark)
+            if timeline.peak_bytes <= self.limit and spill is None:
+                return _Kept(setup, decision, timeline)
             if more is not None:
                 setup = dataclasses.replace(setup, away=more)
             elif decision.exhausted:
@@ -120,22 +160,39 @@ class Search:
             else:
                 down = max((timeline.peak_bytes - self.limit) // 2, self.limit // 100)
                 setup = dataclasses.replace(setup, limit=setup.limit - down)
-        graph.rollback(start)
         return None
+
+    def _relax(self, strict: _Kept, links: Chain) -> _Kept:
+        """Let as many copies take their time as the limit allows, those with most room first."""
+        best, values = strict, strict.decision.roomiest
+        low, high, count = 0, len(values) + 1, len(values)
+        for number in range(_RELAXATIONS):
+            stalls = best.timeline.stall_seconds
+            if not low < count < high or stalls < _NO_STALL * best.timeline.seconds:
+                break
+            relaxed = frozenset(values[:count] if number else strict.setup.gaps)
+            away = {v: at for v, at in strict.setup.away.items() if v not in relaxed}
+            setup = dataclasses.replace(strict.setup, relaxed=relaxed, away=away)
+            attempts = _ATTEMPTS_RELAXED if number else self._attempts() // _PART_RELAXED
+            kept = self._keep(setup, links, attempts)
+            if kept is None:
+                high = count
+            else:
+                low = count
+                if kept.timeline.seconds < best.timeline.seconds:
+                    best = kept
+            count = (low + high) // 2
+        return best
 
     def _attempts(self) -> int:
         return max(_FEWEST_ATTEMPTS, _ATTEMPTS * _SMALL_GRAPH // max(len(self.order), _SMALL_GRAPH))
 
-    def _least(self, strict: bool) -> int:
+    def _least(self) -> int:
         """Bytes that an operation has to touch to have its place in the order."""
-        sized = [self.weights.nbytes[v] for v in self.wanted if self._runs(v)]
-        part = _STRICTLY_SIGNIFICANT if strict else _SIGNIFICANT
-        return max(
-            1, min(self.replay.run(self.order).peak_bytes // part, max(sized, default=1) // 4)
-        )
-
-    def _runs(self, value: ValueId) -> bool:
-        return self.engine.graph.value(value).op in self.step
+        graph = self.engine.graph
+        sized = [self.weights.nbytes[v] for v in self.wanted if graph.value(v).op in self.step]
+        peak = self.replay.run(self.order).peak_bytes
+        return max(1, min(peak // _SIGNIFICANT, max(sized, default=1) // 4))
 
     def _judge(self, links: Chain) -> tuple[Timeline, tuple[Events, Overflow, list[OpId]] | None]:
         """Predict the rewritten step, and what finds no room in it."""
@@ -149,11 +206,14 @@ class Search:
         if apart is not None:  # the executor may leave what the updates do not need for later
             timeline = max(timeline, replay.run(apart), key=lambda t: t.peak_bytes)
         spill = None
-        for pace in PACES if timeline.peak_bytes <= self.limit else ():
-            ran = apart if apart is not None and pace == PACES[-1] else planned
+        variants = self._variants()
+        for pace, scattered in variants if timeline.peak_bytes <= self.limit else ():
+            ran = apart if apart is not None and pace == variants[-1][0] else planned
             asked = replay.events(ran, pace)
-            room = self.limit * ROOM_PER_MILLE // 1000
-            found = overflow(asked.persistent, asked.events, room, waste=self.waste)
+            room = self.limit * self._room_per_mille() // 1000
+            found = overflow(
+                asked.persistent, asked.events, room, waste=self.waste, scattered=scattered
+            )
             if found is not None:
                 spill = (asked, found, ran)
                 break
@@ -162,7 +222,7 @@ class Search:
         return timeline, spill
 
 
-def problem(search: Search, links: Chain, *, strict: bool) -> Problem:
+def problem(search: Search, links: Chain) -> Problem:
     """Set up what the planner decides about, from the timeline of the ordered graph."""
     graph, costs = search.engine.graph, search.costs
     timeline = search.replay.run(search.order)
@@ -187,24 +247,23 @@ def problem(search: Search, links: Chain, *, strict: bool) -> Problem:
     return Problem(
         order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
         in_chain, gates, gaps, costs, search.limit, search.host_limit, pins=search.pins,
-        strict=strict,
+        swept=search.pins if search.tight else frozenset(),
     )  # fmt: skip
 
 
 def apply(
-    engine: Engine, links: Chain, decision: Decision, *, strict: bool = False
+    engine: Engine, links: Chain, decision: Decision, relaxed: Collection[ValueId]
 ) -> list[Swapped]:
     """Apply what was decided through the rules; what a rule refuses stays on the device.
 
-    Where it is strict, what comes next in the planned order waits for each copy back.
+    What comes next in the planned order waits for each copy back, except for relaxed values.
     """
     done: list[Swapped] = []
     for choice in decision.choices:
         swapped = _apply_choice(engine, links, choice)
         if swapped is not None:
             done.append(swapped)
-    if strict:
-        _wait_for_returns(engine, links, done)
+    _wait_for_returns(engine, links, [one for one in done if one.value not in relaxed])
     return done
 
 
