@@ -130,10 +130,10 @@ class Search:
         return simulate(graph, weights, within, costs=self.costs)
 
     def _planned(self, limit: int) -> int:
-        """What a schedule is found for: the limit less one activation, within 3 to 6 % of it."""
+        """What a schedule is found for: the limit less an activation and 0.5 %, within 3 to 6 %."""
         activation = max(self.chain.activation_bytes[1:])
         most = limit * _MOST_MARGIN // 100
-        return limit - max(limit * _LEAST_MARGIN // 100, min(activation, most))
+        return limit - max(limit * _LEAST_MARGIN // 100, min(activation + limit // 200, most))
 
     def _enough(self, peak: int) -> int:
         """The least limit for which a schedule with that peak is accepted."""

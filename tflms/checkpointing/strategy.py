@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tflms.checkpointing import optimal, rivals
+from tflms.checkpointing import optimal, rivals, updates
 from tflms.checkpointing.chain import Chain
 from tflms.checkpointing.execute import recomputed_in as recomputed_in
 from tflms.checkpointing.gradients import Spine
@@ -27,6 +27,7 @@ from tflms.strategies import shapes, siblings
 
 _SLOTS, _SLOTS_FOR_MANY = 500, 200  # into which drop_inputs divides memory
 _NAMED = 6  # kept values that a note lists
+_LARGE_PERCENT = 2  # of the limit: less is covered by what is kept free
 _SMALL = 64  # what is less than this part of the largest value is not worth a control edge
 
 
@@ -116,6 +117,8 @@ def run(
     engine = Engine(graph, phases, host_device=config.host_device, order=order)
     shapes.run(engine)
     release_first(engine, weights, pairs)
+    if limit is not None:
+        updates.one_at_a_time(engine, ways[0].spine, weights, limit * _LARGE_PERCENT // 100)
     mark = len(graph.journal)
     found: list[tuple[float, Search, Schedule]] = []
     refused: list[TflmsError] = []

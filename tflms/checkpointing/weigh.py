@@ -162,6 +162,6 @@ class _Scale:
         return not self.weights.on_device[op_id] or bool(facts.reads) or bool(facts.writes)
 
     def backward_overhead(self, stage: int, gradients: Sequence[int]) -> int:
-        given, made = self.handed(stage), self.handed(stage - 1)
+        given, made = self.handed(stage) | self.saved(stage), self.handed(stage - 1)
         peak = self.peak(self.cut.backward[stage - 1], set(made), given)
-        return max(0, peak - gradients[stage] - gradients[stage - 1])
+        return max(0, peak - self.total(given) - gradients[stage - 1])
