@@ -7,6 +7,7 @@ import pytest
 
 from tests.checkpointing import shapes
 from tests.props.oracle import Text
+from tests.strategies.step import chain as tanh_chain
 from tflms.checkpointing import strategy
 from tflms.checkpointing.execute import recomputed_in
 from tflms.checkpointing.stages import cut, cuts
@@ -190,3 +191,16 @@ def test_a_limit_between_is_refused_with_what_is_held_then():
     config = Config(strategy="optimal_checkpointing", memory_limit=enough)
     done = strategy.run(graph, phases, config, costs, enough)
     assert done.timeline.peak_bytes <= enough
+
+
+def test_what_reads_no_tensor_of_data_is_kept():
+    """As the zeros that a loop's gradient begins with: a clone would be merged with them."""
+    source = tanh_chain(6).replace(
+        "a3 = MatMul(h2, r3)",
+        "list = Snapshot(h2) : variant[]\nz = Exp(list) : f32[64,8]\n"
+        "m = AddV2(h2, z) : f32[64,8]\na3 = MatMul(m, r3)",
+    )
+    graph, _, _ = rewritten(source, "recompute_all")
+    same(source, graph)
+    again = {graph.op(r.op).name for r in recomputed_in(graph)}
+    assert "z" not in again and {"m", "a3"} <= again

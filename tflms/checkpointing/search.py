@@ -24,6 +24,10 @@ _CLOSE = 100  # a peak within so many parts of the limit is as good as it gets
 # Threads that run operations side by side hold a value longer than one would: percent kept free.
 _LEAST_MARGIN, _MOST_MARGIN = 3, 6
 MANY_STAGES = 100  # for more, one schedule that fits is enough: each takes seconds to find
+# So few may all run again each time, where nothing else fits: what lies beside the chain (gradients
+# of weights) may grow in the backward phase, so that least is needed where least is kept.
+_FEW_STAGES = 40
+_OF_ALL = ("optimal_checkpointing", "drop_inputs")  # strategies that may take any schedule
 _NAMED = 4  # values that a refusal lists
 
 
@@ -79,6 +83,13 @@ class Search:
                 fitting.append(best)
                 if best[0].recomputed_seconds == 0:
                     break
+        of_all = self.config.strategy in _OF_ALL and self.chain.stages <= _FEW_STAGES
+        if not fitting and of_all:
+            schedule = rivals.recompute_all(self.chain)
+            timeline = self.executed(schedule)
+            needed.append((timeline.peak_bytes, self._held(timeline)))
+            if timeline.peak_bytes <= limit:
+                fitting.append((schedule, timeline))
         if not fitting:
             raise self._refuse(given, *min(needed))
         schedule, timeline = min(fitting, key=lambda one: one[1].seconds)
