@@ -71,7 +71,7 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
     memory = interleaved({"plain": build(job["plain_batch"])}, 2)["plain"].peak_bytes
     batch = round(job["times"] * job["plain_batch"])
     case = build(batch)
-    alone = interleaved({"plain": case}, 3)["plain"].seconds
+    alone = interleaved({"plain": case}, max(5, job["rounds"]))["plain"].seconds
     link = emulator.Link.preset(
         job["preset"], activation_bytes=_activation_bytes(case), step_seconds=alone
     )
