@@ -1,7 +1,7 @@
 """Trains a very deep ResNet in a memory in which plain ``fit`` fails, by computing again.
 
     python examples/deep_resnet.py                       # 164 layers
-    python examples/deep_resnet.py --depth 1001 --image 16 --filters 4 --batch 8   # minutes
+    python examples/deep_resnet.py --depth 1001 --image 16 --filters 4 --batch 8   # long
     python examples/deep_resnet.py --strategy best_periodic
 
 The network (He et al. 2016, "Identity mappings"; 16 images of 32 x 32 at a time) trains three
