@@ -31,7 +31,7 @@ class Transfer:
         op: the inserted operation.
         nbytes: what moves.
         out: from the device to the host.
-        gates: device operations that wait for the copy out to be done.
+        gates: operations that wait for the copy out to be done; copies back among them.
         readers: operations that read the copy.
     """
 
@@ -246,7 +246,6 @@ class _Compiler:
         op = graph.op(op_id)
         readers = tuple(u.op for u in graph.uses(op.outputs[0]) if u.op in self.within)
         gates = tuple(c for c in graph.control_users(op_id) if c in self.within) if out else ()
-        gates = tuple(g for g in gates if not graph.op(g).role)
         return Transfer(op_id, self.weights.nbytes[op.outputs[0]], out, gates, readers)
 
     def _born(self) -> list[tuple[tuple[int, ...], int]]:

@@ -258,8 +258,12 @@ def apply(
 
     What comes next in the planned order waits for each copy back, except for relaxed values.
     """
+    graph = engine.graph
+    place = {op: at for at, op in enumerate(engine.witness)}
+    # What is made last first: its copy out then comes before copies back that start at that place.
+    choices = sorted(decision.choices, key=lambda one: -place[graph.value(one.value).op])
     done: list[Swapped] = []
-    for choice in decision.choices:
+    for choice in choices:
         swapped = _apply_choice(engine, links, choice)
         if swapped is not None:
             done.append(swapped)
@@ -268,18 +272,26 @@ def apply(
 
 
 def _wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) -> None:
-    """Let copies back that start at one place run one by one, and what is next wait for them."""
+    """Let what is next wait for copies back, and these for copies out that are under way.
+
+    Those that start at one place run one by one.
+    """
     graph = engine.graph
-    returns: dict[OpId, list[OpId]] = {}
-    for one in swapped:
-        for swap_in, _ in one.groups:
-            returns.setdefault(next(iter(graph.op(swap_in).controls)), []).append(swap_in)
     following = dict(pairwise(links.ops))
-    for anchor in sorted(returns):
-        line = [*returns[anchor]]
-        if (after := following.get(anchor)) is not None:
-            line.append(after)
-        for before, op in pairwise(line):
+    lines: dict[OpId, list[OpId]] = {}
+    leaving: dict[OpId, list[OpId]] = {}
+    for one in swapped:
+        for gate in graph.control_users(one.swap_out):
+            leaving.setdefault(gate, []).append(one.swap_out)
+        for swap_in, _ in one.groups:
+            lines.setdefault(next(iter(graph.op(swap_in).controls)), []).append(swap_in)
+    for anchor in sorted(lines):
+        after = following.get(anchor)
+        first = lines[anchor][0]
+        pairs = list(pairwise([*lines[anchor], *([] if after is None else [after])]))
+        if after is not None:
+            pairs += [(out, first) for out in leaving.get(after, ())]
+        for before, op in pairs:
             source = original(graph, graph.op(before).outputs[0])
             if graph.op(op).role or links.may_wait(op, graph.value(source).op):
                 engine.apply(Application("order", {"a": before, "b": op}))
