@@ -9,7 +9,7 @@ fits however long they take.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ from tflms.graph.erase import original
 from tflms.graph.ir import OpId, Use, ValueId
 from tflms.planning import auto
 from tflms.planning.allocator import Overflow, overflow
-from tflms.planning.auto import Choice, Decision, Gap, Problem
+from tflms.planning.auto import Choice, Decision, Gap, Problem, SwapIn
 from tflms.planning.buffers import rounded
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Events, Replay, Timeline
@@ -43,6 +43,8 @@ _SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 3
 _PART_RELAXED = 6  # of the attempts: one of so many is for all copies at once
 _RELAXATIONS = 5
+_AIMS_PERCENT = (100, 85, 70)  # of the limit: where little is parked, little can be moved about
+_LOOKED_BACK = 20  # operations of the planned line
 _NO_STALL = 0.01  # of the step's time: less is not worth looking for better
 _TIGHT = 1.3  # times the floor: limits below leave no room for chance
 _SIGNIFICANT = 20_000  # an operation counts that touches this part of the peak, or more
@@ -115,8 +117,13 @@ class Search:
         )  # fmt: skip
         edges = fix_order(self.engine, links)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
-        kept = self._keep(problem(self, links), links, self._attempts())
-        if kept is None:
+        asked = problem(self, links)
+        for percent in _AIMS_PERCENT:
+            aim = dataclasses.replace(asked, limit=self.limit * percent // 100)
+            kept = self._keep(aim, links, self._attempts())
+            if kept is not None:
+                break
+        else:
             graph.rollback(start)
             return None
         best = kept if self.tight else self._relax(kept, links)
@@ -145,7 +152,7 @@ class Search:
         mark = len(graph.journal)
         for _ in range(attempts):
             decision = auto.decide(setup)
-            apply(self.engine, links, decision, setup.relaxed)
+            done = apply(self.engine, links, decision, setup.relaxed)
             timeline, spill = self._judge(links)
             more = None
             if spill is not None:
@@ -153,7 +160,10 @@ class Search:
             graph.rollback(mark)
             if timeline.peak_bytes <= self.limit and spill is None:
                 return _Kept(setup, decision, timeline)
-            if more is not None:
+            stay = {one.value for one in decision.choices} - {one.value for one in done}
+            if stay:  # a rule refuses them: others have to go
+                setup = _without(setup, stay)
+            elif more is not None:
                 setup = dataclasses.replace(setup, away=more)
             elif decision.exhausted:
                 break
@@ -222,6 +232,13 @@ class Search:
         return timeline, spill
 
 
+def _without(setup: Problem, values: Collection[ValueId]) -> Problem:
+    """The problem with values that stay on the device."""
+    gaps = {v: gaps for v, gaps in setup.gaps.items() if v not in values}
+    away = {v: at for v, at in setup.away.items() if v not in values}
+    return dataclasses.replace(setup, gaps=gaps, away=away)
+
+
 def problem(search: Search, links: Chain) -> Problem:
     """Set up what the planner decides about, from the timeline of the ordered graph."""
     graph, costs = search.engine.graph, search.costs
@@ -262,9 +279,10 @@ def apply(
     place = {op: at for at, op in enumerate(engine.witness)}
     # What is made last first: its copy out then comes before copies back that start at that place.
     choices = sorted(decision.choices, key=lambda one: -place[graph.value(one.value).op])
+    line = {after: before for before, after in pairwise(links.ops)}
     done: list[Swapped] = []
     for choice in choices:
-        swapped = _apply_choice(engine, links, choice)
+        swapped = _apply_choice(engine, links, line, choice)
         if swapped is not None:
             done.append(swapped)
     _wait_for_returns(engine, links, [one for one in done if one.value not in relaxed])
@@ -297,13 +315,31 @@ def _wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) 
                 engine.apply(Application("order", {"a": before, "b": op}))
 
 
-def _apply_choice(engine: Engine, links: Chain, choice: Choice) -> Swapped | None:
+def _reaching(engine: Engine, line: Mapping[OpId, OpId], swap_in: SwapIn) -> OpId:
+    """The operation that starts a copy back, or the nearest before it that all uses wait for.
+
+    Uses that are left out of the planned line may not wait for what stands before them there.
+    """
+    op: OpId | None = swap_in.anchor
+    for _ in range(_LOOKED_BACK):
+        if op is None:
+            break
+        if all(engine.reach.precedes(op, use.op) for use in swap_in.uses):
+            return op
+        op = line.get(op)
+    return swap_in.anchor
+
+
+def _apply_choice(
+    engine: Engine, links: Chain, line: Mapping[OpId, OpId], choice: Choice
+) -> Swapped | None:
     graph, phases = engine.graph, engine.phases
     mark = len(graph.journal)
     out: ValueId | None = None
     groups: list[tuple[OpId, tuple[Use, ...]]] = []
     for swap_in in choice.ins:
-        bindings = {"v": choice.value, "late": swap_in.uses, "anchor": swap_in.anchor}
+        anchor = _reaching(engine, line, swap_in)
+        bindings = {"v": choice.value, "late": swap_in.uses, "anchor": anchor}
         outcome = engine.apply(Application("swap", bindings))
         if not isinstance(outcome, Applied):
             graph.rollback(mark)  # a use that is left behind would keep the value
