@@ -128,14 +128,36 @@ def _row(graph: Graph, op_id: OpId) -> set[OpId]:
     found, stack = {op_id}, [op_id]
     while stack and len(found) <= _LONGEST_ROW:
         op = graph.op(stack.pop())
-        near = [graph.producer(v) for v in op.inputs if len(graph.uses(v)) == 1]
-        readers = graph.uses(op.outputs[0])
-        near += [graph.op(u.op) for u in readers] if len(readers) == 1 else []
+        near = [graph.producer(v) for v in op.inputs if len(_readers(graph, v)) == 1]
+        readers = _readers(graph, op.outputs[0])
+        near += readers if len(readers) == 1 else []
         for other in near:
             if other.type in _FACTORS and other.id not in found:
                 found.add(other.id)
                 stack.append(other.id)
     return found
+
+
+def _readers(graph: Graph, value: ValueId) -> list[Op]:
+    """What reads a value once Grappler has taken out what nobody asks for."""
+    readers = [graph.op(use.op) for use in graph.uses(value)]
+    return [op for op in readers if not reads_shape_only(graph, op) and not _unread(graph, op.id)]
+
+
+def _unread(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether nothing reads what an operation leads to: the gradient of a constant, say.
+
+    Those that only wait for it do not count; it becomes a NoOp.
+    """
+    found, stack = {op_id}, [op_id]
+    while stack:
+        op = graph.op(stack.pop())
+        if op.stateful or len(found) > _LONGEST_ROW:
+            return False
+        following = {use.op for value in op.outputs for use in graph.uses(value)} - found
+        found |= following
+        stack += following
+    return True
 
 
 def folded(graph: Graph, order: Sequence[OpId]) -> set[OpId]:
