@@ -40,8 +40,7 @@ from tflms.strategies.waiting import hold
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
 _FEWEST_ATTEMPTS = 10
 _SMALL_GRAPH = 3000
-_ATTEMPTS_RELAXED = 3
-_PART_RELAXED = 6  # of the attempts: one of so many is for all copies at once
+_ATTEMPTS_RELAXED = 6
 _RELAXATIONS = 5
 _AIMS_PERCENT = (100, 85, 70)  # of the limit: where little is parked, little can be moved about
 _LOOKED_BACK = 20  # operations of the planned line
@@ -183,7 +182,7 @@ class Search:
             relaxed = frozenset(values[:count] if number else strict.setup.gaps)
             away = {v: at for v, at in strict.setup.away.items() if v not in relaxed}
             setup = dataclasses.replace(strict.setup, relaxed=relaxed, away=away)
-            attempts = _ATTEMPTS_RELAXED if number else self._attempts() // _PART_RELAXED
+            attempts = _ATTEMPTS_RELAXED if number else self._attempts()
             kept = self._keep(setup, links, attempts)
             if kept is None:
                 high = count
