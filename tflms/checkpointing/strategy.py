@@ -19,6 +19,7 @@ from tflms.errors import GraphError, InfeasibleError, TflmsError
 from tflms.graph import order as order_of
 from tflms.graph.ir import Graph, OpId
 from tflms.graph.order import Phases
+from tflms.planning import kernels
 from tflms.planning.cost import Costs, Sizes, sizes
 from tflms.planning.floor import floor, refuse
 from tflms.planning.simulate import Replay, Timeline
@@ -84,6 +85,11 @@ class Checkpointed:
             names = ", ".join(graph.value_name(v) for v in carried[:_NAMED])
             more = f" and {len(carried) - _NAMED} more" if len(carried) > _NAMED else ""
             notes.append(f"kept across stages, as later ones read them too: {names}{more}")
+        if any(kernels.takes_in_constants(graph, op) for op in sorted(cut.repeatable)):
+            notes.append(
+                "products in a row with a constant factor (gelu, dropout) are computed again: "
+                "TensorFlow may regroup them otherwise there, and the last bits may differ"
+            )
         return (*notes, f"schedule {self.schedule}")
 
 

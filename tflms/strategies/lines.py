@@ -13,6 +13,10 @@ from tflms.planning.cost import Sizes, short_device
 from tflms.rewriting.engine import Application, Applied, Engine
 
 _FEW = 10  # one of so many operations
+# Where no edge is in the way, Grappler moves scalars through rows of products and regroups norms:
+# what optimizers do with gradients. An edge there would change the last bits.
+_SCALED = frozenset(["Mul", "Div", "RealDiv", "DivNoNan"])
+_NORMS = frozenset(["Square", "Sum", "L2Loss"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,14 @@ def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId, default_kind: str) 
 def _orderable(graph: Graph, phases: Phases, op_id: OpId) -> bool:
     op = graph.op(op_id)
     facts = effects.of(op.type)
-    return not (op.frame or phases.guard[op_id] or facts.view or op.type in effects.CONTROL_FLOW)
+    if op.frame or phases.guard[op_id] or facts.view or op.type in effects.CONTROL_FLOW:
+        return False
+    return not (op.type in _NORMS or (op.type in _SCALED and _by_scalar(graph, op_id)))
+
+
+def _by_scalar(graph: Graph, op_id: OpId) -> bool:
+    """Tell whether one operand is a scalar: a learning rate, the factor of a clipped norm."""
+    return any(graph.value(v).shape == () for v in graph.op(op_id).inputs)
 
 
 def _touched(graph: Graph, phases: Phases, op_id: OpId, folded: set[OpId]) -> list[ValueId]:
