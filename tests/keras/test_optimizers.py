@@ -1,4 +1,4 @@
-"""What optimizers make of gradients on the device: an order must not keep it from being regrouped."""
+"""What optimizers make of gradients on the device rounds as before in a fixed order."""
 
 from tests.support.emulated import run_on_emulator
 

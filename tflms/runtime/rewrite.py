@@ -94,11 +94,9 @@ def rewrite(
         loss: the tensor, or tensors, that the gradients were taken of; None finds the turn from
             forward to backward by the bytes that are alive.
         fetches: what the training loop runs (train op, loss and so on): tensors, operations or
-            names; empty takes the operations that overwrite variables. Name whatever of the
-            backward phase is ever fetched, gradients too: with ``memory_limit``, a gradient that
-            is not named may wait for updates of weights, and fetching it alone would run them.
-        plan: a plan of ``tflms.plan`` for this graph, built again or not; it brings its own
-            config, loss and fetches.
+            names; empty takes what overwrites variables. Gradients that are fetched but not
+            named here may be made to wait for updates, and run them.
+        plan: of ``tflms.plan`` for this graph; it brings its own config, loss and fetches.
         keep: protect what is inserted from Grappler; False is for showing what happens otherwise.
 
     Returns:

@@ -137,7 +137,11 @@ class Search:
 
     def least_limit(self) -> int:
         """The smallest limit that one of the plans that were tried would keep."""
-        return least_limit(self.tried, self.waste, self._variants(), self._room_per_mille())
+        loose = least_limit(self.tried, self.waste, VARIANTS, ROOM_PER_MILLE)
+        if not self.tight:
+            return loose
+        tight = least_limit(self.tried, self.waste, TIGHT_VARIANTS, TIGHT_ROOM_PER_MILLE)
+        return min(tight, max(loose, int(_TIGHT * self.floor)))
 
     def _room_per_mille(self) -> int:
         return TIGHT_ROOM_PER_MILLE if self.tight else ROOM_PER_MILLE
@@ -160,7 +164,9 @@ class Search:
             if timeline.peak_bytes <= self.limit and spill is None:
                 return _Kept(setup, decision, timeline)
             stay = {one.value for one in decision.choices} - {one.value for one in done}
-            if stay:  # a rule refuses them: others have to go
+            if spill is not None:
+                stay &= set(setup.away)
+            if stay:  # they were asked to go, and a rule refuses them: others have to
                 setup = _without(setup, stay)
             elif more is not None:
                 setup = dataclasses.replace(setup, away=more)
