@@ -42,7 +42,7 @@ _FEWEST_ATTEMPTS = 10
 _SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 6
 _RELAXATIONS = 5
-_AIMS_PERCENT = (100, 85, 70)  # of the limit: where little is parked, little can be moved about
+_AIMS_PERCENT = (100, 92, 85, 70)  # of the limit: where little is parked, little can be moved about
 _LOOKED_BACK = 20  # operations of the planned line
 _NO_STALL = 0.01  # of the step's time: less is not worth looking for better
 _TIGHT = 1.3  # times the floor: limits below leave no room for chance
@@ -116,13 +116,8 @@ class Search:
         )  # fmt: skip
         edges = fix_order(self.engine, links)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
-        asked = problem(self, links)
-        for percent in _AIMS_PERCENT:
-            aim = dataclasses.replace(asked, limit=self.limit * percent // 100)
-            kept = self._keep(aim, links, self._attempts())
-            if kept is not None:
-                break
-        else:
+        kept = self._aim(problem(self, links), links, self._attempts())
+        if kept is None:
             graph.rollback(start)
             return None
         best = kept if self.tight else self._relax(kept, links)
@@ -148,6 +143,14 @@ class Search:
 
     def _variants(self) -> Sequence[tuple[int, bool]]:
         return TIGHT_VARIANTS if self.tight else VARIANTS
+
+    def _aim(self, setup: Problem, links: Chain, attempts: int) -> _Kept | None:
+        """Aim at the limit, then lower and lower."""
+        for percent in _AIMS_PERCENT:
+            aim = dataclasses.replace(setup, limit=setup.limit * percent // 100)
+            if (kept := self._keep(aim, links, attempts)) is not None:
+                return kept
+        return None
 
     def _keep(self, setup: Problem, links: Chain, attempts: int) -> _Kept | None:
         """Look for a decision that keeps the limit; the graph is left as it is."""
@@ -188,8 +191,10 @@ class Search:
             relaxed = frozenset(values[:count] if number else strict.setup.gaps)
             away = {v: at for v, at in strict.setup.away.items() if v not in relaxed}
             setup = dataclasses.replace(strict.setup, relaxed=relaxed, away=away)
-            attempts = _ATTEMPTS_RELAXED if number else self._attempts()
-            kept = self._keep(setup, links, attempts)
+            if number:
+                kept = self._keep(setup, links, _ATTEMPTS_RELAXED)
+            else:
+                kept = self._aim(setup, links, self._attempts() // len(_AIMS_PERCENT))
             if kept is None:
                 high = count
             else:
