@@ -7,13 +7,12 @@ articulation point of the graph.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tflms.graph import effects, variables
 from tflms.graph.ir import Graph, OpId, ValueId
-from tflms.graph.order import Phases
+from tflms.graph.order import Phases, as_made
 
 _MOST_VALUES = 48  # where more values cross, nobody wants to cut
 
@@ -43,7 +42,7 @@ def path(graph: Graph, phases: Phases) -> list[OpId]:
     """
     learned: set[OpId] = set()
     found: list[OpId] = []
-    for op_id in _as_made(graph, [o for o in phases.order if phases.step[o] and phases.forward[o]]):
+    for op_id in as_made(graph, [o for o in phases.order if phases.step[o] and phases.forward[o]]):
         op = graph.op(op_id)
         facts = effects.of(op.type)
         reads = bool(facts.reads) or any(graph.value(v).is_ref for v in op.inputs)
@@ -53,23 +52,6 @@ def path(graph: Graph, phases: Phases) -> list[OpId]:
             if any(phases.activation[v] and graph.value(v).is_tensor for v in op.outputs):
                 found.append(op_id)
     return found
-
-
-def _as_made(graph: Graph, ops: Iterable[OpId]) -> list[OpId]:
-    within = set(ops)
-    waiting = {op: sum(p in within for p in graph.predecessors(op)) for op in within}
-    heap = [op for op, count in waiting.items() if not count]
-    heapq.heapify(heap)
-    order: list[OpId] = []
-    while heap:
-        op = heapq.heappop(heap)
-        order.append(op)
-        for after in graph.successors(op):
-            if after in within:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    heapq.heappush(heap, after)
-    return order
 
 
 def derived(

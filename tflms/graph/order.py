@@ -41,6 +41,25 @@ def topological(graph: Graph) -> list[OpId]:
     return order
 
 
+def as_made(graph: Graph, within: Iterable[OpId]) -> list[OpId]:
+    """Return operations in a topological order that follows the one in which they were made."""
+    waiting = dict.fromkeys(within, 0)
+    for op in waiting:
+        waiting[op] = sum(p in waiting for p in graph.predecessors(op))
+    ready = [op for op, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order: list[OpId] = []
+    while ready:
+        op = heapq.heappop(ready)
+        order.append(op)
+        for after in graph.successors(op):
+            if after in waiting:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    heapq.heappush(ready, after)
+    return order
+
+
 def _some_cycle(graph: Graph, ordered: Sequence[OpId]) -> list[OpId]:
     done = set(ordered)
     here = next(op.id for op in graph.ops() if op.id not in done)

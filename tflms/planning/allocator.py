@@ -33,7 +33,7 @@ class Arena:
     """One region of device memory, with holes ordered by size and address."""
 
     def __init__(self, capacity: int, waste: int = NEVER_WASTED_NBYTES) -> None:
-        self._waste = waste
+        self.capacity, self._waste = capacity, waste
         size = capacity // _UNIT * _UNIT
         self._holes: list[tuple[int, int]] = [(size, 0)]  # (size, address)
         self._hole_at: dict[int, int] = {0: size}
@@ -148,9 +148,21 @@ def overflow(
         scattered: small buffers come to lie in holes that large ones could need.
     """
     arena = Arena(capacity, waste)
+    return play(arena, persistent, events, steps=steps, scattered=scattered)
+
+
+def play(
+    arena: Arena,
+    persistent: Iterable[int],
+    events: Sequence[Event],
+    *,
+    steps: int = 2,
+    scattered: bool = False,
+) -> Overflow | None:
+    """Run steps in a region of memory; the arguments and the result are those of ``overflow``."""
     for number, nbytes in enumerate(persistent):
         if nbytes and not arena.allocate(-1 - number, nbytes):
-            return Overflow(0, nbytes, arena.blocks(), capacity)
+            return Overflow(0, nbytes, arena.blocks(), arena.capacity)
     for step in range(steps):
         for place, event in enumerate(events):
             if event.once and step:
@@ -161,7 +173,7 @@ def overflow(
             small = scattered and event.nbytes < _SMALL_NBYTES
             room = _LARGE_HOLE_NBYTES if small else 0
             if not arena.allocate(event.buffer, event.nbytes, at_least=room):
-                return Overflow(place, event.nbytes, arena.blocks(), capacity)
+                return Overflow(place, event.nbytes, arena.blocks(), arena.capacity)
     return None
 
 

@@ -10,10 +10,9 @@ from tflms.planning.allocator import (
     NEVER_WASTED_NBYTES,
     NEVER_WASTED_ON_EMULATOR_NBYTES,
     Arena,
+    play,
 )
 from tflms.planning.simulate import Events
-
-_STEPS = 2  # the second finds the holes that the first left
 
 
 def waste_of(kind: str) -> int:
@@ -33,13 +32,5 @@ def packed_peak(asked: Events, capacity: int, waste: int) -> int | None:
         bytes; None where something finds no room.
     """
     arena = Arena(capacity, waste)
-    for number, nbytes in enumerate(asked.persistent):
-        if nbytes and not arena.allocate(-1 - number, nbytes):
-            return None
-    for _ in range(_STEPS):
-        for event in asked.events:
-            if not event.nbytes:
-                arena.free(event.buffer)
-            elif not arena.allocate(event.buffer, event.nbytes):
-                return None
-    return arena.peak
+    spill = play(arena, asked.persistent, asked.events)
+    return arena.peak if spill is None else None

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
+from tflms.graph.order import as_made
 from tflms.planning import kernels
 from tflms.planning.cost import Sizes
 
@@ -104,7 +105,7 @@ def list_schedule(
             goes first, instead of the one that the program made first.
     """
     waiting = {op: sum(p in within for p in graph.predecessors(op)) for op in sorted(within)}
-    natural = _natural(graph, within, dict(waiting))
+    natural = as_made(graph, within)
     rank = {op: place for place, op in enumerate(natural)}
     alive = _Alive(graph, weights, parked, late)
     alive.learn(natural)
@@ -148,22 +149,6 @@ def _urgency(change: int) -> int:
     if abs(change) <= _SMALL_NBYTES:
         return 0
     return change if change < 0 else 1
-
-
-def _natural(graph: Graph, within: set[OpId], waiting: dict[OpId, int]) -> list[OpId]:
-    """A topological order that follows the order in which the program made the operations."""
-    heap = [op for op, count in waiting.items() if not count]
-    heapq.heapify(heap)
-    order: list[OpId] = []
-    while heap:
-        op = heapq.heappop(heap)
-        order.append(op)
-        for after in graph.successors(op):
-            if after in waiting:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    heapq.heappush(heap, after)
-    return order
 
 
 def least_peak(

@@ -9,9 +9,9 @@ from itertools import pairwise
 from tflms.config import Config
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases, with_edges
-from tflms.planning.allocator import NEVER_WASTED_NBYTES, NEVER_WASTED_ON_EMULATOR_NBYTES
 from tflms.planning.cost import Costs, Sizes, main_device, short_device, sizes
 from tflms.planning.floor import Floor, floor, refuse
+from tflms.planning.packing import waste_of
 from tflms.planning.schedule import least_peak, list_schedule
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
@@ -82,10 +82,9 @@ def run(
     pins = _wanted(graph, phases, config.replace(min_swap_bytes=0), default_kind) - wanted
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
     kind = short_device(config.device or main_device(graph)).partition(":")[0] or default_kind
-    waste = NEVER_WASTED_ON_EMULATOR_NBYTES if kind == "EMU" else NEVER_WASTED_NBYTES
     search = Search(
         engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit,
-        lowest.nbytes, host_limit, waste, default_kind,
+        lowest.nbytes, host_limit, waste_of(kind), default_kind,
     )  # fmt: skip
     found = search.run()
     if found is None:
