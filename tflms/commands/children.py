@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,6 @@ def run_job(
     Raises:
         TflmsError: the child failed, for another reason than the device's memory, or took too long.
     """
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
     outcome: Outcome | None = None
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         child = subprocess.Popen(
@@ -47,7 +45,7 @@ def run_job(
             stdout=subprocess.PIPE,
             stderr=complaints,
             text=True,
-            env=environment,
+            env=_environment(),
         )
         too_long = threading.Timer(timeout_seconds, child.kill)
         too_long.start()
@@ -75,6 +73,43 @@ def run_job(
                 f"limit {timeout_seconds:.0f} s); it wrote:\n{complaints.read()[-_TAIL:]}"
             )
     return outcome
+
+
+def ask(
+    module: str, job: Mapping[str, Any], *, subject: str, key: str, timeout_seconds: float
+) -> dict[str, Any]:
+    """Run a module of the package on a job in a process of its own, and return what it tells.
+
+    Args:
+        module: reads the job as JSON and writes its result as one line of JSON.
+        job: what it is to do.
+        subject: what failed, if it fails.
+        key: the first key of the result.
+        timeout_seconds: the process is ended after this long.
+
+    Raises:
+        TflmsError: the process failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        env=_environment(),
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{key}"')]
+    if done.returncode or not lines:
+        raise TflmsError(f"{subject} failed; it wrote:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a child, in which the package that runs now is found."""
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
 
 
 def _event(line: str) -> dict[str, Any]:

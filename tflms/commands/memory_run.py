@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from tflms.errors import InfeasibleError, TflmsError
+from tflms.commands.children import ask
+from tflms.errors import InfeasibleError
 
-_ROOT = Path(__file__).resolve().parents[2]
 # Small enough that a run takes seconds; the shapes of the networks are the published ones.
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "resnet50": {"image": 64, "batch": 32},
@@ -49,21 +47,10 @@ def run_child(
         "network": network, "memory": memory_bytes, "limit": limit_bytes, "runs": runs,
         "steps": steps,
     }  # fmt: skip
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", "tflms.commands.memory_run"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path},
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"fits"')]
-    if done.returncode or not lines:
-        raise TflmsError(f"training {network} failed; it wrote:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return ask(
+        "tflms.commands.memory_run", job, subject=f"training {network}", key="fits",
+        timeout_seconds=timeout_seconds,
+    )  # fmt: skip
 
 
 def train(job: Mapping[str, Any]) -> dict[str, Any]:

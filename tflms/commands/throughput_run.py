@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tflms.errors import TflmsError
+from tflms.commands.children import ask
 
-_ROOT = Path(__file__).resolve().parents[2]
 _UNLIMITED = 32 * 10**9  # address space only: pages become real when they are written
 _LEAD, _VALUES = 5, 100  # what the TFLMS paper recommends for ResNet-50
 
@@ -36,21 +34,10 @@ def run_child(job: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
     Raises:
         TflmsError: the process failed.
     """
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", "tflms.commands.throughput_run"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path},
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"memory_bytes"')]
-    if done.returncode or not lines:
-        raise TflmsError(f"the training failed; it wrote:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    return ask(
+        "tflms.commands.throughput_run", job, subject="the training", key="memory_bytes",
+        timeout_seconds=timeout_seconds,
+    )  # fmt: skip
 
 
 def train(job: Mapping[str, Any]) -> dict[str, Any]:
