@@ -12,7 +12,7 @@ from tflms.errors import GraphError, InfeasibleError
 from tflms.graph import erase, order, text
 from tflms.graph.verify import verify
 from tflms.planning import allocator, cost, kernels, schedule, simulate
-from tflms.planning.buffers import rounded
+from tflms.planning.allocator import rounded
 from tflms.planning.plan import record, replay, structure_hash
 from tflms.rewriting.engine import Engine
 from tflms.strategies import auto

@@ -3,6 +3,7 @@
 from tflms.graph import erase, order, text
 from tflms.graph.verify import verify
 from tflms.planning import cost, simulate
+from tflms.planning.initial import initial_constants
 from tflms.rewriting.engine import Engine
 from tflms.strategies import starts
 
@@ -59,3 +60,29 @@ def test_a_shared_buffer_is_replaced_amid_the_first_step_and_an_own_one_is_there
     own, more = births(graph, step)
     assert own == []
     assert more == persistent + 4 * 4096
+
+
+STARTED = """
+w = VarHandleOp() : resource[]
+m = VarHandleOp() : resource[] colocated w
+n = VarHandleOp() : resource[] colocated w
+v = VarHandleOp() : resource[]
+values = Const() : f32[4096]
+zeros = Const() : f32[4096] colocated w
+again = Const() : f32[4096] colocated w
+others = Const() : f32[4096] colocated v
+start_w = AssignVariableOp(w, values)
+start_m = AssignVariableOp(m, zeros)
+start_n = AssignVariableOp(n, again)
+start_v = AssignVariableOp(v, others)
+"""
+
+
+def test_constants_of_one_shape_count_once_only_where_they_are_equal_and_colocated():
+    graph = text.parse(STARTED.strip())
+    zeros = text.op_named(graph, "zeros")
+    for equal in ("again", "others"):
+        graph.op(text.op_named(graph, equal)).attrs["equal_to"] = zeros
+    found = initial_constants(graph, cost.sizes(graph), set())
+    assert found.nbytes == (4 * 4096,) * 3  # values; zeros and again; others
+    assert len(found.sharing) == 4

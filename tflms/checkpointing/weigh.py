@@ -16,7 +16,7 @@ from tflms.checkpointing.stages import Cut
 from tflms.graph import effects
 from tflms.graph.ir import OpId, ValueId
 from tflms.planning import kernels
-from tflms.planning.buffers import rounded
+from tflms.planning.allocator import rounded
 from tflms.planning.cost import Costs, Sizes
 
 

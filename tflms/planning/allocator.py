@@ -12,12 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-_UNIT = 256
+_UNIT = 256  # the device's allocator hands out multiples of this
 _SMALL_NBYTES = 64 * 1024  # buffers whose places depend on what is not predicted
 _LARGE_HOLE_NBYTES = 1024 * 1024  # where one of them may be in the way
 _FLOATING_PRICE = 0.25  # per byte of a buffer that had better come to lie elsewhere
 NEVER_WASTED_NBYTES = 128 * 1024 * 1024  # a hole that is larger by so much is always split
 NEVER_WASTED_ON_EMULATOR_NBYTES = 64 * 1024  # its allocator is told to split
+
+
+def rounded(nbytes: int) -> int:
+    """Return the size of the allocation that holds so many bytes."""
+    return -(-nbytes // _UNIT) * _UNIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Arena:
 
         Of holes of ``at_least`` so many bytes, if there is one.
         """
-        size = max(_UNIT, -(-nbytes // _UNIT) * _UNIT)
+        size = max(_UNIT, rounded(nbytes))
         at = bisect.bisect_left(self._holes, (max(size, at_least), -1))
         if at == len(self._holes):
             at = bisect.bisect_left(self._holes, (size, -1))
@@ -191,7 +196,7 @@ def cheapest_hole(
     Returns:
         their numbers, by address; None where no stretch of addresses can be cleared.
     """
-    need = -(-found.nbytes // _UNIT) * _UNIT
+    need = rounded(found.nbytes)
     best: tuple[float, tuple[int, ...]] | None = None
     window: deque[tuple[int, float, int, int]] = deque()  # buffer, cost, floating bytes, end
     start, total, afloat = 0, 0.0, 0  # of the stretch that ends at the block that is looked at

@@ -9,18 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tflms.graph import effects
-from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
+from tflms.planning.allocator import rounded
 from tflms.planning.cost import Sizes
+from tflms.planning.initial import Initial, initial_constants
 
 Ints = npt.NDArray[np.int64]
-ALLOCATION_NBYTES = 256  # the device's allocator hands out multiples of this
-
-
-def rounded(nbytes: int) -> int:
-    """Return the size of the allocation that holds so many bytes."""
-    return -(-nbytes // ALLOCATION_NBYTES) * ALLOCATION_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +35,6 @@ class Transfer:
     out: bool
     gates: tuple[OpId, ...]
     readers: tuple[OpId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Initial:
-    """Constants that variables were started with: their bytes, and the handles of the variables."""
-
-    nbytes: tuple[int, ...]
-    sharing: tuple[ValueId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +95,7 @@ class Buffers:
             initial: constants that variables were started with, where they are known.
         """
         if initial is None:
-            initial = _initial_constants(graph, weights, within)
+            initial = initial_constants(graph, weights, within)
         return _Compiler(graph, weights, within, initial).compile()
 
 
@@ -279,29 +266,6 @@ class _Compiler:
                     reads.append(buffer)
                     nbytes.append(size)
         return ops, reads, nbytes
-
-
-def _initial_constants(graph: Graph, weights: Sizes, within: set[OpId]) -> Initial:
-    """Bytes of constants that variables were started with.
-
-    A session keeps what its initialisation was compiled to; equal constants are one. Random
-    starting values are computed and go.
-    """
-    outside = [op.id for op in graph.ops() if op.id not in within]
-    constant = kernels.folded(graph, _topological(graph, set(outside)))
-    kinds: dict[tuple[str, object], int] = {}
-    sharing: dict[ValueId, None] = {}
-    for op_id in outside:
-        op = graph.op(op_id)
-        if op.type not in ("AssignVariableOp", "Assign") or not weights.on_device[op_id]:
-            continue
-        v = graph.value(original(graph, op.inputs[1]))
-        if v.op not in constant:
-            continue
-        kinds[(v.dtype, v.shape)] = rounded(weights.nbytes[v.id])
-        if op.type == "AssignVariableOp" and v.id == op.inputs[1]:
-            sharing[op.inputs[0]] = None
-    return Initial(tuple(kinds.values()), tuple(sharing))
 
 
 def _topological(graph: Graph, within: set[OpId]) -> list[OpId]:

@@ -10,7 +10,7 @@ from tflms.errors import InfeasibleError
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
-from tflms.planning.buffers import rounded
+from tflms.planning.allocator import rounded
 from tflms.planning.cost import Costs, Sizes
 
 

@@ -18,9 +18,8 @@ import numpy as np
 from tflms.graph.erase import original
 from tflms.graph.ir import OpId, Use, ValueId
 from tflms.planning import auto
-from tflms.planning.allocator import Overflow, overflow
+from tflms.planning.allocator import Overflow, overflow, rounded
 from tflms.planning.auto import Choice, Decision, Gap, Problem, SwapIn
-from tflms.planning.buffers import rounded
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Events, Replay, Timeline
 from tflms.rewriting.engine import Application, Applied, Engine
