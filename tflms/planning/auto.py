@@ -23,6 +23,7 @@ from tflms.planning.cost import Costs
 Ints = npt.NDArray[np.int64]
 _ROUNDS = 12  # of choosing and placing, each with a target lowered by what the last was over
 _SLOW_COPIES_PERCENT = 103  # of the peak with instant copies: what slow ones may make of it
+_SLOW_LINK = 1.25  # copies back start early enough for a link that is so much slower
 _LATE_COPY = 1.25  # a copy out may take so much longer than planned before it is waited for
 
 
@@ -323,15 +324,22 @@ def _place_outs(problem: Problem, places: Ints, windows: list[_Window], resident
 
 
 def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident: Ints) -> None:
-    """Let each copy back start as late as the link allows, and no sooner than there is room."""
+    """Let each copy back start as late as the link allows, and no sooner than there is room.
+
+    Where room is short, it goes to what is needed first.
+    """
     ends = problem.start[places] + problem.seconds[places]
     engine = float("inf")
+    due: dict[tuple[ValueId, int], float] = {}
     for window in sorted(windows, key=lambda w: (-w.gap.until, w.gap.value)):
+        copying = window.gap.nbytes / problem.costs.to_device * _SLOW_LINK
+        engine = min(engine, float(problem.start[window.gap.until])) - copying
+        due[window.gap.value, window.gap.until] = engine
+    for window in sorted(windows, key=lambda w: (w.gap.until, w.gap.value)):
         gap = window.gap
         use = gap.until
-        engine = min(engine, float(problem.start[use])) - gap.nbytes / problem.costs.to_device
         last = int(np.searchsorted(places, use, side="left")) - 1
-        wanted = int(np.searchsorted(ends[: last + 1], engine, side="right")) - 1
+        wanted = int(np.searchsorted(ends[: last + 1], due[gap.value, use], side="right")) - 1
         window.early = int(places[max(wanted, 0)])
         if gap.value not in problem.relaxed:
             wanted = last
@@ -351,7 +359,6 @@ def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident:
             earliest = int(places[min(at, last)])
         window.back = earliest
         resident[earliest + 1 : use] += gap.nbytes
-        engine = min(float("inf"), engine)
 
 
 def _choice(problem: Problem, windows: list[_Window]) -> Choice:

@@ -28,6 +28,7 @@ class Transfer:
         out: from the device to the host.
         gates: operations that wait for the copy out to be done; copies back among them.
         readers: operations that read the copy.
+        source: the value that is copied; of the user's graph, so the same in every attempt.
     """
 
     op: OpId
@@ -35,6 +36,7 @@ class Transfer:
     out: bool
     gates: tuple[OpId, ...]
     readers: tuple[OpId, ...]
+    source: ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,10 @@ class _Compiler:
         op = graph.op(op_id)
         readers = tuple(u.op for u in graph.uses(op.outputs[0]) if u.op in self.within)
         gates = tuple(c for c in graph.control_users(op_id) if c in self.within) if out else ()
-        return Transfer(op_id, self.weights.nbytes[op.outputs[0]], out, gates, readers)
+        copied = op.outputs[0]
+        return Transfer(
+            op_id, self.weights.nbytes[copied], out, gates, readers, original(graph, copied)
+        )
 
     def _born(self) -> list[tuple[tuple[int, ...], int]]:
         """Variables that are started with a constant, with what writes them in the step."""

@@ -124,17 +124,22 @@ def simulate(
     return Replay(graph, weights, within, costs).run(chosen)
 
 
-def _lasts(copy: int, pace: int) -> bool:
+def _lasts(copy: Transfer, pace: int) -> bool:
     """Tell whether a copy is taken to be slow."""
-    return pace == 0 or (pace > 1 and (copy * 2654435761 >> (5 + pace)) & 1 == 1)
+    return pace == 0 or (pace > 1 and (_drawn(copy) >> (5 + pace)) & 1 == 1)
 
 
-def _lag(copy: int, pace: int) -> int:
+def _lag(copy: Transfer, pace: int) -> int:
     """After how many operations a copy back gets its buffer."""
     if pace <= 1:
         return 1
     longest = _LONG_LAG if pace % 2 else _SHORT_LAG
-    return 1 + (copy * 2654435761 >> (9 + pace)) % longest
+    return 1 + (_drawn(copy) >> (9 + pace)) % longest
+
+
+def _drawn(copy: Transfer) -> int:
+    """A number that looks drawn and is the same whenever this value is copied."""
+    return (2 * copy.source + copy.out) * 2654435761
 
 
 class Replay:
@@ -214,7 +219,7 @@ class Replay:
         b = self._buffers
         reading = position[b.use_op]
         for use, transfer in zip(b.out_uses, b.outs, strict=True):
-            if _lasts(transfer.op, pace):
+            if _lasts(transfer, pace):
                 reading[use] = self._released(transfer, position, start, transfers, count)
         ends = position[b.producer]
         if len(b.use_starts):
@@ -261,9 +266,10 @@ class Replay:
         for buffer in np.flatnonzero(born & sized).tolist():
             op = int(b.producer[buffer])
             at = int(position[op])
-            if op in b.copies and not _lasts(op, pace):
+            swap = b.copies.get(op)
+            if swap is not None and not _lasts(swap, pace):
                 latest = min(first.get(op, len(order)), len(order)) - 1
-                at = max(at, min(at + _lag(op, pace), latest))
+                at = max(at, min(at + _lag(swap, pace), latest))
             found.append((at, 0, Event(buffer, int(b.nbytes[buffer]))))
         scratch = self._workspace[sequence]
         for at in np.flatnonzero(scratch).tolist():

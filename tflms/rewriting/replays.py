@@ -7,6 +7,8 @@ from tflms.graph.ir import Graph, OpId
 from tflms.rewriting.conditions import VOCABULARY as VOCABULARY
 from tflms.rewriting.conditions import Env, condition
 
+_SOON = 200  # operations: so far it is quicker to search anew for each pair
+
 
 @condition
 def unconditional(env: Env, v: str) -> str | None:
@@ -84,6 +86,8 @@ def behind_seeds(env: Env, w: str, uses: str) -> str | None:
     anchor too, as with two branches of which one is to be done before the other.
     """
     for anchor in sorted({env.source(a) for a in _anchors(env, env.op(w))}):
+        if all(_soon_after(env, anchor, use.op) for use in env.uses(uses)):
+            continue
         if anchor not in env.behind:  # no edge that a rule moves lies on the way from an anchor
             env.behind[anchor] = _descendants(env.graph, anchor)
         for use in env.uses(uses):
@@ -93,6 +97,12 @@ def behind_seeds(env: Env, w: str, uses: str) -> str | None:
             if not planned or env.needed(use.op) & ~env.needed(anchor):
                 return f"{env.name(use.op)} is not behind {env.name(anchor)}"
     return None
+
+
+def _soon_after(env: Env, anchor: OpId, op: OpId) -> bool:
+    """Tell whether an operation that is planned soon after another one has to wait for it."""
+    distance = env.witness[op][0] - env.witness[anchor][0]
+    return 0 <= distance <= _SOON and env.reach.precedes(anchor, op)
 
 
 def _anchors(env: Env, op: OpId) -> frozenset[OpId]:

@@ -9,6 +9,8 @@ from tflms.config import Config
 from tflms.errors import InfeasibleError
 from tflms.planning import tune as tuning
 from tflms.planning.plan import Plan, record, structure_hash
+from tflms.planning.simulate import Timeline
+from tflms.runtime import records
 from tflms.runtime import rewrite as rewriting
 from tflms.runtime.rewrite import Job
 
@@ -54,7 +56,6 @@ def _plan(
 ) -> Plan:
     after = job.before if proposal is None else rewriting.timeline_of(job, proposal)
     outcome = None if proposal is None else proposal.outcome
-    done = None if proposal is None else proposal.checkpointed
     return Plan(
         config=job.config.to_dict(),
         structure=structure,
@@ -64,9 +65,7 @@ def _plan(
         steps=() if proposal is None else record(proposal.engine.log, job.graph),
         plain_peak_bytes=job.before.peak_bytes,
         predicted_peak_bytes=after.peak_bytes,
-        plain_seconds=job.before.seconds
-        if done is None
-        else done.plain_seconds,  # by the same costs
+        plain_seconds=_plain_seconds(job, proposal, after),
         predicted_seconds=after.seconds,
         floor_bytes=None if outcome is None else outcome.floor.nbytes,
         host_bytes=0 if proposal is None else after.host_peak_bytes,
@@ -74,6 +73,15 @@ def _plan(
         order_edges=0 if outcome is None else outcome.order_edges,
         notes=(note,) if note else (),
     )
+
+
+def _plain_seconds(job: Job, proposal: rewriting.Proposal | None, after: Timeline) -> float:
+    """How long a plain step takes, by the costs that the plan was made with."""
+    if proposal is None:
+        return job.before.seconds
+    if proposal.checkpointed is not None:
+        return proposal.checkpointed.plain_seconds
+    return records.plain_seconds(job.graph, after, rewriting.costs_of(job))
 
 
 def tune(

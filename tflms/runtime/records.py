@@ -6,7 +6,8 @@ from tflms.config import Config
 from tflms.errors import ConfigError
 from tflms.graph.ir import Graph, OpId
 from tflms.graph.order import Phases
-from tflms.planning.cost import Sizes
+from tflms.planning.cost import Costs, Sizes
+from tflms.planning.simulate import Timeline
 from tflms.report import Swap
 from tflms.rewriting.engine import Engine
 from tflms.strategies.swap import Swapped
@@ -67,3 +68,10 @@ def orders(engine: Engine) -> tuple[tuple[str, str], ...]:
         for pair in pairs
         if max(pair["a"], pair["b"]) < graph.original_ops
     )
+
+
+def plain_seconds(graph: Graph, timeline: Timeline, costs: Costs) -> float:
+    """Return how long a step would take that waits for no copy and computes nothing again."""
+    clones = (op for op in graph.ops() if op.role == "clone" and op.origin is not None)
+    again = sum(costs.seconds[op.origin] for op in clones if op.origin is not None)
+    return timeline.seconds - timeline.stall_seconds - again

@@ -345,7 +345,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     if outcome is not None:
         report.orders = records.orders(engine)
         report.floor_bytes = outcome.floor.nbytes
-        report.plain_seconds = after.seconds - after.stall_seconds  # by the same costs
+        report.plain_seconds = records.plain_seconds(graph, after, costs_of(job))
         report.notes += (f"{outcome.order_edges} control edges fix the order of the step",)
     return report
 

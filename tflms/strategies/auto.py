@@ -84,7 +84,7 @@ def run(
     kind = short_device(config.device or main_device(graph)).partition(":")[0] or default_kind
     search = Search(
         engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit,
-        lowest.nbytes, host_limit, waste_of(kind), default_kind,
+        lowest.nbytes, host_limit, waste_of(kind), default_kind, config.recompute,
     )  # fmt: skip
     found = search.run()
     if found is None:

@@ -68,17 +68,25 @@ def gaps_of(
         if u.op in place and not kernels.reads_shape_only(graph, graph.op(u.op))
     ]
     ends = {u.op: _last_use(graph, place, u.op) for u in uses}
-    events = sorted(uses, key=lambda u: (place[u.op], u.slot))
+    starts = {u.op: _first_need(graph, place, u.op) for u in uses}
+    events = sorted(uses, key=lambda u: (starts[u.op], u.slot))
     found: list[Gap] = []
     for use in events:
-        at = place[use.op]
-        if at > held + 1 and in_chain[held + 1 : at].any() and use.op < graph.original_ops:
+        at = starts[use.op]
+        ours = use.op < graph.original_ops or graph.op(use.op).role == "seed"
+        if at > held + 1 and in_chain[held + 1 : at].any() and ours:
             found.append(Gap(value, nbytes, held, at, (use,)))
         elif found:
             last = found[-1]
             found[-1] = Gap(last.value, last.nbytes, last.after, last.until, (*last.uses, use))
         held = max(held, ends[use.op])
     return tuple(found)
+
+
+def _first_need(graph: Graph, place: dict[OpId, int], op_id: OpId) -> int:
+    """The place from which on an operation needs its input: a seed, from what it waits for on."""
+    op = graph.op(op_id)
+    return place[op.controls[0]] if op.role == "seed" else place[op_id]
 
 
 def _last_use(graph: Graph, place: dict[OpId, int], op_id: OpId) -> int:

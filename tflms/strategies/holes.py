@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, ValueId
@@ -43,20 +44,39 @@ def least_limit(
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """A buffer that finds no room: what was asked for, the allocation that failed, the order."""
+
+    asked: Events
+    found: Overflow
+    planned: Sequence[OpId]
+
+
 def in_the_way(
-    graph: Graph,
-    setup: Problem,
-    decision: Decision,
-    asked: Events,
-    spill: Overflow,
-    planned: Sequence[OpId],
+    graph: Graph, setup: Problem, decision: Decision, spills: Sequence[Spill]
 ) -> dict[ValueId, tuple[int, ...]] | None:
     """Ask for the values to be gone whose buffers leave no hole for what found none.
 
     Returns:
         per value, places at which it must be away; None where nothing can be done.
     """
-    at = asked.places[spill.event]
+    cleared = [found for spill in spills if (found := _cleared(graph, setup, spill)) is not None]
+    if not cleared:
+        return None
+    away: dict[ValueId, tuple[int, ...]] = {}
+    for value, gone, back in decision.stays:  # what is parked stays so: less is held, never more
+        away[value] = (*away.get(value, ()), gone, back)
+    for places in (setup.away, *cleared):
+        for value, at in places.items():
+            away[value] = (*away.get(value, ()), *at)
+    return {value: tuple(sorted(set(at))) for value, at in away.items()}
+
+
+def _cleared(graph: Graph, setup: Problem, spill: Spill) -> dict[ValueId, tuple[int, ...]] | None:
+    """Places at which values must be away for one buffer to find room; None: it finds none."""
+    asked, planned = spill.asked, spill.planned
+    at = asked.places[spill.found.event]
     place = _place_of(setup, planned, at)
 
     def value_in(buffer: int) -> ValueId | None:
@@ -77,7 +97,7 @@ def in_the_way(
 
     moved: list[ValueId] = []
     for may_float in (floating, lambda _: False):  # what floats alone may come to lie there again
-        found = cheapest_hole(spill, price, may_float) or ()
+        found = cheapest_hole(spill.found, price, may_float) or ()
         values = [(buffer, value_in(buffer)) for buffer in found]
         came = {b: asked.tenants[b][0][0] for b, v in values if price(b) is None}
         moved = [v for b, v in values if b not in came and v is not None]
@@ -86,16 +106,11 @@ def in_the_way(
     else:
         return None
     earliest = min((_place_of(setup, planned, at) for at in came.values()), default=place)
-    away: dict[ValueId, tuple[int, ...]] = {}
-    for value, gone, back in decision.stays:  # what is parked stays so: less is held, never more
-        away[value] = (*away.get(value, ()), gone, back)
-    for value, places in setup.away.items():
-        away[value] = (*away.get(value, ()), *places)
-    for value in moved:
-        away[value] = (*away.get(value, ()), place)
-        if earliest < place and setup.may_be_away(value, earliest):
-            away[value] += (earliest,)
-    return {value: tuple(sorted(set(at))) for value, at in away.items()}
+    early = earliest < place
+    return {
+        v: (place, earliest) if early and setup.may_be_away(v, earliest) else (place,)
+        for v in moved
+    }
 
 
 def _place_of(setup: Problem, planned: Sequence[OpId], at: int) -> int:

@@ -3,46 +3,50 @@
 Strictly first: what comes next waits for each copy, so that buffers come and go in one order only,
 which can be predicted to the byte; limits close to the floor are met, at the price of time in which
 the device waits. Then copies may take their time, those first that have most room, as long as all
-fits however long they take.
+fits however long they take. Where the device still waits for copies, what is cheap is
+computed again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from tflms.graph.erase import original
-from tflms.graph.ir import OpId, Use, ValueId
+from tflms.graph.ir import OpId, ValueId
 from tflms.planning import auto
-from tflms.planning.allocator import Overflow, overflow, rounded
-from tflms.planning.auto import Choice, Decision, Gap, Problem, SwapIn
+from tflms.planning.allocator import overflow, rounded
+from tflms.planning.auto import Decision, Gap, Problem
 from tflms.planning.cost import Costs, Sizes, with_inserted
-from tflms.planning.simulate import Events, Replay, Timeline
-from tflms.rewriting.engine import Application, Applied, Engine
+from tflms.planning.simulate import Replay, Timeline
+from tflms.rewriting.engine import Engine
+from tflms.strategies import again
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.holes import (
     ROOM_PER_MILLE,
     TIGHT_ROOM_PER_MILLE,
     TIGHT_VARIANTS,
     VARIANTS,
+    Spill,
     in_the_way,
     least_limit,
 )
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
+from tflms.strategies.parking import apply, renumbered
 from tflms.strategies.swap import Swapped
-from tflms.strategies.waiting import hold
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
 _FEWEST_ATTEMPTS = 10
 _SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 6
-_RELAXATIONS = 5
+_RELAXATIONS = 4
 _AIMS_PERCENT = (100, 92, 85, 70)  # of the limit: where little is parked, little can be moved about
-_LOOKED_BACK = 20  # operations of the planned line
+_AIMS_RELAXED_PERCENT = (94, 88, 82, 76)
+_SPILLS_RELAXED = 3  # buffers that find no room, for which room is made at once
+_NEAR = (6, 16)  # operations of the line: how soon what is read again has to be needed anyway
+_WORTH = 0.98  # of the time without: computing again has to save so much
 _NO_STALL = 0.01  # of the step's time: less is not worth looking for better
 _TIGHT = 1.3  # times the floor: limits below leave no room for chance
 _SIGNIFICANT = 20_000  # an operation counts that touches this part of the peak, or more
@@ -87,6 +91,7 @@ class Search:
         host_limit: bytes that may be parked at one time, or None.
         waste: what the device's allocator leaves over at most, see ``overflow``.
         default_kind: the kind of device that runs operations which name none.
+        recompute: whether values may be computed again.
         tried: peak, replay and order of each attempt that failed.
     """
 
@@ -103,6 +108,7 @@ class Search:
     host_limit: int | None
     waste: int
     default_kind: str
+    recompute: bool = True
     tried: list[tuple[int, Replay, list[OpId]]] = dataclasses.field(default_factory=list)
 
     def run(self) -> Found | None:
@@ -115,14 +121,47 @@ class Search:
         )  # fmt: skip
         edges = fix_order(self.engine, links)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
-        kept = self._aim(problem(self, links), links, self._attempts())
-        if kept is None:
+        found = self._found(links)
+        best: tuple[_Kept, int, tuple[OpId, ...]] | None = None
+        if found is not None:
+            best = (found, 0, ())
+        for near in _NEAR if self.recompute and (found is None or _stalls(found.timeline)) else ():
+            mark = len(graph.journal)
+            other = self._with_again(links, near)
+            kept = None if other is None else other._found(links)
+            seeds = again.seeds(graph)
+            graph.rollback(mark)
+            if kept is not None and (best is None or _seconds(kept) < _WORTH * _seconds(best[0])):
+                best = (kept, near, seeds)
+        if best is None:
             graph.rollback(start)
             return None
-        best = kept if self.tight else self._relax(kept, links)
-        swapped = apply(self.engine, links, best.decision, best.setup.relaxed)
-        timeline, _ = self._judge(links)  # the same, of the operations that stay
+        kept, near, seeds = best
+        chosen = (self._with_again(links, near) if near else None) or self
+        decision = renumbered(kept.decision, dict(zip(seeds, again.seeds(graph), strict=True)))
+        swapped = apply(self.engine, links, decision, kept.setup.relaxed)
+        timeline, _ = chosen._judge(links)  # the same, of the operations that stay
         return Found(swapped, timeline, edges)
+
+    def _found(self, links: Chain) -> _Kept | None:
+        """A decision that keeps the limit and takes little time; the graph is left as it is."""
+        kept = self._aim(problem(self, links), links, self._attempts())
+        return kept if kept is None or self.tight else self._relax(kept, links)
+
+    def _with_again(self, links: Chain, near: int) -> Search | None:
+        """Have cheap values computed again; return the search that goes on from there, or None."""
+        engine = self.engine
+        values = again.run(engine, links, self.wanted, near=near, default_kind=self.default_kind)
+        if not values:
+            return None
+        graph = engine.graph
+        step = self.step | {op.id for op in graph.ops() if op.joins_step}
+        weights = with_inserted(graph, self.weights)
+        return dataclasses.replace(
+            self, weights=weights, step=step, wanted=self.wanted - values, tried=[],
+            order=[op for op in engine.witness if op in step],
+            replay=Replay(graph, weights, step, self.costs, like=self.replay),
+        )  # fmt: skip
 
     @property
     def tight(self) -> bool:
@@ -158,15 +197,13 @@ class Search:
         for _ in range(attempts):
             decision = auto.decide(setup)
             done = apply(self.engine, links, decision, setup.relaxed)
-            timeline, spill = self._judge(links)
-            more = None
-            if spill is not None:
-                more = in_the_way(graph, setup, decision, *spill)
+            timeline, spills = self._judge(links, _SPILLS_RELAXED if setup.relaxed else 1)
+            more = in_the_way(graph, setup, decision, spills)
             graph.rollback(mark)
-            if timeline.peak_bytes <= self.limit and spill is None:
+            if timeline.peak_bytes <= self.limit and not spills:
                 return _Kept(setup, decision, timeline)
             stay = {one.value for one in decision.choices} - {one.value for one in done}
-            if spill is not None:
+            if spills:
                 stay &= set(setup.away)
             if stay:  # they were asked to go, and a rule refuses them: others have to
                 setup = _without(setup, stay)
@@ -180,27 +217,48 @@ class Search:
         return None
 
     def _relax(self, strict: _Kept, links: Chain) -> _Kept:
+        """Let copies take their time: all of them, or as many as the limit allows."""
+        if not _stalls(strict.timeline):
+            return strict
+        best = self._relax_all(strict, links)
+        return self._relax_roomiest(strict, links) if best is None else best
+
+    def _relax_all(self, strict: _Kept, links: Chain) -> _Kept | None:
+        """Aim lower and lower until all fits whenever copies come; where time is lost, lower yet.
+
+        What is held closer to the limit leaves holes that are too small, and filling these again
+        costs more time than a little less memory does.
+        """
+        best: _Kept | None = None
+        everything = frozenset(strict.setup.gaps)
+        for percent in _AIMS_RELAXED_PERCENT:
+            aim = self.limit * percent // 100
+            setup = dataclasses.replace(strict.setup, relaxed=everything, away={}, limit=aim)
+            kept = self._keep(setup, links, self._attempts() // len(_AIMS_RELAXED_PERCENT))
+            if kept is not None and (best is None or kept.timeline.seconds < best.timeline.seconds):
+                best = kept
+            elif best is not None:
+                break
+        return best if best is None or best.timeline.seconds < strict.timeline.seconds else strict
+
+    def _relax_roomiest(self, strict: _Kept, links: Chain) -> _Kept:
         """Let as many copies take their time as the limit allows, those with most room first."""
         best, values = strict, strict.decision.roomiest
-        low, high, count = 0, len(values) + 1, len(values)
-        for number in range(_RELAXATIONS):
-            stalls = best.timeline.stall_seconds
-            if not low < count < high or stalls < _NO_STALL * best.timeline.seconds:
+        low, high = 0, len(values) + 1
+        for _ in range(_RELAXATIONS):
+            count = (low + high) // 2
+            if not low < count < high:
                 break
-            relaxed = frozenset(values[:count] if number else strict.setup.gaps)
+            relaxed = frozenset(values[:count])
             away = {v: at for v, at in strict.setup.away.items() if v not in relaxed}
             setup = dataclasses.replace(strict.setup, relaxed=relaxed, away=away)
-            if number:
-                kept = self._keep(setup, links, _ATTEMPTS_RELAXED)
-            else:
-                kept = self._aim(setup, links, self._attempts() // len(_AIMS_PERCENT))
+            kept = self._keep(setup, links, _ATTEMPTS_RELAXED)
             if kept is None:
                 high = count
             else:
                 low = count
                 if kept.timeline.seconds < best.timeline.seconds:
                     best = kept
-            count = (low + high) // 2
         return best
 
     def _attempts(self) -> int:
@@ -213,8 +271,8 @@ class Search:
         peak = self.replay.run(self.order).peak_bytes
         return max(1, min(peak // _SIGNIFICANT, max(sized, default=1) // 4))
 
-    def _judge(self, links: Chain) -> tuple[Timeline, tuple[Events, Overflow, list[OpId]] | None]:
-        """Predict the rewritten step, and what finds no room in it."""
+    def _judge(self, links: Chain, most: int = 1) -> tuple[Timeline, list[Spill]]:
+        """Predict the rewritten step, and what finds no room in it: up to so many buffers."""
         graph = self.engine.graph
         inserted = self.step | {op.id for op in graph.ops() if op.joins_step}
         weights = with_inserted(graph, self.weights)
@@ -224,7 +282,7 @@ class Search:
         apart = deferred(graph, links, planned)
         if apart is not None:  # the executor may leave what the updates do not need for later
             timeline = max(timeline, replay.run(apart), key=lambda t: t.peak_bytes)
-        spill = None
+        spills: list[Spill] = []
         variants = self._variants()
         for pace, scattered in variants if timeline.peak_bytes <= self.limit else ():
             ran = apart if apart is not None and pace == variants[-1][0] else planned
@@ -234,11 +292,21 @@ class Search:
                 asked.persistent, asked.events, room, waste=self.waste, scattered=scattered
             )
             if found is not None:
-                spill = (asked, found, ran)
-                break
-        if spill is not None or timeline.peak_bytes > self.limit:
+                spills.append(Spill(asked, found, ran))
+                if len(spills) == most:
+                    break
+        if spills or timeline.peak_bytes > self.limit:
             self.tried.append((timeline.peak_bytes, replay, planned))
-        return timeline, spill
+        return timeline, spills
+
+
+def _stalls(timeline: Timeline) -> bool:
+    """Tell whether the device waits for copies for long."""
+    return timeline.stall_seconds >= _NO_STALL * timeline.seconds
+
+
+def _seconds(kept: _Kept) -> float:
+    return kept.timeline.seconds
 
 
 def _without(setup: Problem, values: Collection[ValueId]) -> Problem:
@@ -256,6 +324,9 @@ def problem(search: Search, links: Chain) -> Problem:
     place = {op: i for i, op in enumerate(order)}
     per_op = np.zeros(graph.size)
     per_op[: len(costs.seconds)] = costs.seconds
+    for op in graph.ops():
+        if op.role == "clone" and op.origin is not None:
+            per_op[op.id] = per_op[op.origin]
     seconds = per_op[np.asarray(order, np.int64)]
     in_chain = np.zeros(len(order), bool)
     in_chain[[place[op] for op in links.ops]] = True
@@ -275,98 +346,3 @@ def problem(search: Search, links: Chain) -> Problem:
         in_chain, gates, gaps, costs, search.limit, search.host_limit, pins=search.pins,
         swept=search.pins if search.tight else frozenset(),
     )  # fmt: skip
-
-
-def apply(
-    engine: Engine, links: Chain, decision: Decision, relaxed: Collection[ValueId]
-) -> list[Swapped]:
-    """Apply what was decided through the rules; what a rule refuses stays on the device.
-
-    What comes next in the planned order waits for each copy back, except for relaxed values.
-    """
-    graph = engine.graph
-    place = {op: at for at, op in enumerate(engine.witness)}
-    # What is made last first: its copy out then comes before copies back that start at that place.
-    choices = sorted(decision.choices, key=lambda one: -place[graph.value(one.value).op])
-    line = {after: before for before, after in pairwise(links.ops)}
-    done: list[Swapped] = []
-    for choice in choices:
-        swapped = _apply_choice(engine, links, line, choice)
-        if swapped is not None:
-            done.append(swapped)
-    _wait_for_returns(engine, links, [one for one in done if one.value not in relaxed])
-    return done
-
-
-def _wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) -> None:
-    """Let what is next wait for copies back, and these for copies out that are under way.
-
-    Those that start at one place run one by one.
-    """
-    graph = engine.graph
-    following = dict(pairwise(links.ops))
-    lines: dict[OpId, list[OpId]] = {}
-    leaving: dict[OpId, list[OpId]] = {}
-    for one in swapped:
-        for gate in graph.control_users(one.swap_out):
-            leaving.setdefault(gate, []).append(one.swap_out)
-        for swap_in, _ in one.groups:
-            lines.setdefault(next(iter(graph.op(swap_in).controls)), []).append(swap_in)
-    for anchor in sorted(lines):
-        after = following.get(anchor)
-        first = lines[anchor][0]
-        pairs = list(pairwise([*lines[anchor], *([] if after is None else [after])]))
-        if after is not None:
-            pairs += [(out, first) for out in leaving.get(after, ())]
-        for before, op in pairs:
-            source = original(graph, graph.op(before).outputs[0])
-            if graph.op(op).role or links.may_wait(op, graph.value(source).op):
-                engine.apply(Application("order", {"a": before, "b": op}))
-
-
-def _reaching(engine: Engine, line: Mapping[OpId, OpId], swap_in: SwapIn) -> OpId:
-    """The operation that starts a copy back, or the nearest before it that all uses wait for.
-
-    Uses that are left out of the planned line may not wait for what stands before them there.
-    """
-    op: OpId | None = swap_in.anchor
-    for _ in range(_LOOKED_BACK):
-        if op is None:
-            break
-        if all(engine.reach.precedes(op, use.op) for use in swap_in.uses):
-            return op
-        op = line.get(op)
-    return swap_in.anchor
-
-
-def _apply_choice(
-    engine: Engine, links: Chain, line: Mapping[OpId, OpId], choice: Choice
-) -> Swapped | None:
-    graph, phases = engine.graph, engine.phases
-    mark = len(graph.journal)
-    out: ValueId | None = None
-    groups: list[tuple[OpId, tuple[Use, ...]]] = []
-    for swap_in in choice.ins:
-        anchor = _reaching(engine, line, swap_in)
-        bindings = {"v": choice.value, "late": swap_in.uses, "anchor": anchor}
-        outcome = engine.apply(Application("swap", bindings))
-        if not isinstance(outcome, Applied):
-            graph.rollback(mark)  # a use that is left behind would keep the value
-            return None
-        copy = graph.op(OpId(outcome.made["h"])).outputs[0]
-        if out is None:
-            out = copy
-        else:
-            engine.apply(Application("fuse_swap_outs", {"h1": out, "h2": copy}))
-        groups.append((OpId(outcome.made["w"]), swap_in.uses))
-    if out is None:
-        return None
-    source = graph.value(out).op
-    if choice.gate is not None and links.may_wait(choice.gate, graph.value(choice.value).op):
-        gate = choice.gate if choice.gate not in links.heads else hold(engine, Use(choice.gate, 0))
-        if gate is not None:
-            engine.apply(Application("order", {"a": source, "b": gate}))
-    gone = max((phases.level[u.op] for u in graph.uses(choice.value) if u.op < graph.original_ops),
-               default=phases.level[graph.value(choice.value).op])  # fmt: skip
-    back = min(phases.level[graph.op(w).controls[0]] for w, _ in groups)
-    return Swapped(choice.value, source, tuple(groups), gone, back)

@@ -1,0 +1,174 @@
+"""Has activations computed again that cost little, from values that are on the device then anyway.
+
+A normalization or an activation function takes a fraction of the time that its result takes over a
+link, and what it reads is often kept for the backward phase too. In the planned order, right before
+such a result is needed for the first time, the operations that made it run once more; in between
+it takes no room and no time of the link. What POFO (Beaumont et al. 2021) decides by stages is
+decided here value by value; what is not cheap stays a matter of swapping.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tflms.graph.ir import Graph, OpId, Use, ValueId
+from tflms.planning import kernels
+from tflms.planning.cost import short_device
+from tflms.rewriting.engine import Application, Applied, Engine
+from tflms.strategies.lines import Chain
+
+# Kernels that take about the time that it takes to touch what they read and write.
+_CHEAP_TYPES = """
+Add AddV2 BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Identity LeakyRelu Relu Relu6
+"""
+_CHEAP = frozenset(_CHEAP_TYPES.split())
+_LONGEST = 4  # operations that run again for one value
+_FUSED_ON = ("CPU", "GPU")  # where Grappler pulls operations into what they read
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """When the backward phase reads a value: places in the planned line."""
+
+    uses: tuple[Use, ...]
+    first: int
+    last: int
+
+
+def run(
+    engine: Engine, links: Chain, wanted: Collection[ValueId], *, near: int, default_kind: str
+) -> set[ValueId]:
+    """Have what is cheap computed again.
+
+    Args:
+        engine: of the graph, whose order is fixed.
+        links: the operations whose order is fixed.
+        wanted: values that may leave the device.
+        near: what is read for it has to be needed within so many operations of the line.
+        default_kind: the kind of device of operations that name none.
+
+    Returns:
+        the values that are computed again.
+    """
+    return _Again(engine, links, near, default_kind).run(wanted)
+
+
+def seeds(graph: Graph) -> tuple[OpId, ...]:
+    """Return what starts the computations, in the order in which it was made."""
+    return tuple(op.id for op in graph.ops() if op.role == "seed")
+
+
+class _Again:
+    def __init__(self, engine: Engine, links: Chain, near: int, default_kind: str) -> None:
+        self.engine, self.links, self.near, self.kind = engine, links, near, default_kind
+        self.graph: Graph = engine.graph
+        self.places = [engine.place(op) for op in links.ops]
+        self.done: set[ValueId] = set()
+        self.known: dict[ValueId, _Late | None] = {}
+
+    def run(self, wanted: Collection[ValueId]) -> set[ValueId]:
+        place, graph = self.engine.place, self.graph
+        for value in sorted(wanted, key=lambda v: (place(graph.value(v).op), v)):
+            late = self._late(value)
+            if late is None or late.first == 0 or late.last - late.first > self.near:
+                continue
+            anchor = self.links.ops[late.first - 1]
+            if self.engine.phases.forward[anchor] or not self._may_lose(value, late):
+                continue
+            row = self._row(value, late.first)
+            if row is not None and self._apply(value, late, anchor, row):
+                self.done.add(value)
+        return self.done
+
+    def _late(self, value: ValueId) -> _Late | None:
+        """When the backward phase reads a value; None where it does not."""
+        if value not in self.known:
+            graph, phases = self.graph, self.engine.phases
+            uses = tuple(
+                use
+                for use in graph.uses(value)
+                if use.op < graph.original_ops
+                and phases.step[use.op]
+                and not phases.forward[use.op]
+                and not kernels.reads_shape_only(graph, graph.op(use.op))
+            )
+            at = [bisect.bisect_left(self.places, self.engine.place(use.op)) for use in uses]
+            self.known[value] = _Late(uses, min(at), max(at)) if uses else None
+        return self.known[value]
+
+    def _row(self, value: ValueId, first: int) -> list[OpId] | None:
+        """The operations that make a value from what is there at a place, first to last."""
+        graph = self.graph
+        found: list[OpId] = []
+        stack = [graph.value(value).op]
+        while stack:
+            op = graph.op(stack.pop())
+            regrouped = kernels.in_sum_of_sums(graph, op.id) or op.frame
+            if op.id in found:
+                return None
+            found.append(op.id)
+            if op.type not in _CHEAP or op.role or regrouped or len(found) > _LONGEST:
+                return None
+            makers = [v for v in op.inputs if self._flows(v) and not self._there(v, first)]
+            if not any(self._flows(v) for v in op.inputs):
+                return None
+            stack += [graph.value(v).op for v in makers]
+        return found[::-1]
+
+    def _flows(self, value: ValueId) -> bool:
+        """Tell whether a value is computed in the step, from data."""
+        activation = self.engine.phases.activation
+        return value < len(activation) and activation[value]
+
+    def _there(self, value: ValueId, first: int) -> bool:
+        """Tell whether a value is on the device at a place anyway, or will be soon."""
+        late = self._late(value)
+        return (
+            value not in self.done
+            and late is not None
+            and late.first - first <= self.near
+            and late.last >= first - 1
+        )
+
+    def _may_lose(self, value: ValueId, late: _Late) -> bool:
+        """Tell whether Grappler fuses no more than before, once late readers are gone."""
+        graph = self.graph
+        kind = short_device(graph.producer(value).device).partition(":")[0] or self.kind
+        left = {use.op for use in graph.uses(value)} - {use.op for use in late.uses}
+        if kind not in _FUSED_ON or len(left) != 1:
+            return True
+        return all(graph.op(op).type in kernels.HEADS for op in left)
+
+    def _apply(self, value: ValueId, late: _Late, anchor: OpId, row: list[OpId]) -> bool:
+        """Apply the rules; where one refuses, all is as it was."""
+        engine, graph = self.engine, self.graph
+        mark = len(graph.journal)
+        now: dict[ValueId, ValueId] = {}
+        for op_id in row:
+            op = graph.op(op_id)
+            swapped: dict[ValueId, ValueId] = {}
+            for source in dict.fromkeys(op.inputs):
+                if not self._flows(source):
+                    continue
+                if source not in now:
+                    seed = engine.apply(
+                        Application("replay_segment", {"v": source, "anchor": anchor})
+                    )
+                    if not isinstance(seed, Applied):
+                        graph.rollback(mark)
+                        return False
+                    now[source] = graph.op(OpId(seed.made["s"])).outputs[0]
+                swapped[source] = now[source]
+            clone = engine.apply(Application("recompute", {"f": op_id, "swapped": swapped}))
+            if not isinstance(clone, Applied):
+                graph.rollback(mark)
+                return False
+            made = graph.op(OpId(clone.made["c"])).outputs
+            now.update(zip(op.outputs, made, strict=True))
+        use = engine.apply(Application("recompute_use", {"w": now[value], "late": late.uses}))
+        if not isinstance(use, Applied):
+            graph.rollback(mark)
+            return False
+        return True
