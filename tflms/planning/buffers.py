@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tflms.graph import effects
+from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
 from tflms.planning.allocator import rounded
