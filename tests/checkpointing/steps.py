@@ -133,6 +133,26 @@ def mixed() -> tuple[Any, list[Any], tuple[Any, ...]]:
     return step, w, (tf.range(BATCH) % 40,)
 
 
+def rows() -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """Products with constants, quotients, sums of several: they round by who else reads them."""
+    w = _weights(*[(64, 64)] * 9)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for i in range(0, 9, 3):
+                h = tf.nn.dropout(tf.nn.gelu(h @ w[i]), 0.2, seed=i)
+                h = h @ w[i + 1]
+                h = 1.1 * h / (1.0 + tf.exp(-1.7 * h))
+                h = h @ w[i + 2]
+                h = tf.add_n([tf.tanh(h), 0.3 * h, tf.sigmoid(h)])
+            loss = tf.reduce_mean(h**2)
+        _learn(w, tape.gradient(loss, w))
+        return loss
+
+    return step, w, (tf.random.stateless_normal([BATCH, 64], [9, 9]),)
+
+
 def run(kind: str, traced: Any, *, calls: int = 2) -> dict[str, bytes]:
     """Run a step; results of all calls, and the variables behind them, as bytes."""
     tf.random.set_seed(5)

@@ -178,6 +178,37 @@ def test_a_step_whose_gradients_do_not_go_back_is_refused():
         cut(graph, phases)
 
 
+# what it must not round otherwise -----------------------------------------------------------------
+
+WIDE = "f32[64,8]"
+
+
+def with_middle(middle, result):
+    """A chain whose third layer reads what some lines make of the second one's result."""
+    return tanh_chain(5).replace(
+        f"a3 = MatMul(h2, r3) : {WIDE}", f"{middle}\na3 = MatMul({result}, r3) : {WIDE}"
+    )
+
+
+def test_operands_of_a_sum_of_three_are_kept_and_the_sum_is_not_repeated():
+    source = with_middle(
+        f"e2 = Exp(h2) : {WIDE}\ns2 = Sin(e2) : {WIDE}\nt2 = AddN(h2, e2, s2) : {WIDE}", "t2"
+    ).replace("dw3 = MatMul(h2, da3)", f"k2 = Mul(e2, s2) : {WIDE}\ndw3 = MatMul(k2, da3)")
+    graph, _ = rewritten(source, "recompute_all")
+    again = {graph.op(r.op).name for r in recomputed_in(graph)}
+    assert "a1" in again and again.isdisjoint({"t2", "e2", "s2"})
+    same(source, graph)
+
+
+def test_a_row_of_products_with_three_constants_is_refused():
+    source = with_middle(
+        "c = Const() : f32[]\n"
+        f"p2 = Mul(h2, c) : {WIDE}\nq2 = Mul(c, p2) : {WIDE}\nt2 = Mul(q2, c) : {WIDE}", "t2"
+    )  # fmt: skip
+    with pytest.raises(GraphError, match=r"three constant factors or more.*multiply them in the"):
+        rewritten(source, "recompute_all")
+
+
 # what it costs ------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ for kind in kinds:
             "share": report.predicted_peak_bytes / report.plain_peak_bytes,
         }
 """
-KINDS = ("unet", "lstm", "gan", "penalty", "mixed")
+KINDS = ("unet", "lstm", "gan", "penalty", "mixed", "rows")
 STRATEGIES = {"recompute_all": 1.0, "periodic": 1.0, "optimal_checkpointing": 0.96}
 
 

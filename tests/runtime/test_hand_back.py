@@ -260,7 +260,7 @@ def test_when_tensorflow_refuses_an_edit_the_users_edges_come_back():
     with pytest.raises(
         HandBackError, match=r"refused an edit.*edges of the graph are as they were"
     ):
-        write.hand_back(job.read)
+        write.hand_back(job.read, job.phases.step)
     after = {
         op.name: ([t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in graph.get_operations()

@@ -58,7 +58,7 @@ class Search:
         self.mark = len(self.graph.journal)
         self.step = [op for op in cut.phases.order if cut.phases.step[op]]
         self.plain_seconds = math.fsum(costs.seconds[op] for op in self.step)
-        self.readers = guard.readers(self.graph, sorted(cut.stage))
+        self.readers = guard.readers(self.graph, cut.phases.step)
         self.chain = weigh(cut, weights, costs)
 
     def run(self, limit: int | None) -> tuple[Schedule, Timeline]:
@@ -135,7 +135,7 @@ class Search:
         graph, config = self.graph, self.config
         graph.rollback(self.mark)
         execute(self.engine, self.cut, self.chain, schedule.operations)
-        guard.run(self.engine, self.readers)
+        guard.run(self.engine, self.readers, self.cut.phases.step, sorted(self.cut.stage))
         within = {op.id for op in graph.ops() if op.id >= graph.original_ops} | set(self.step)
         weights = sizes(graph, device=config.device, batch_size=config.batch_size)
         return simulate(graph, weights, within, costs=self.costs)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tflms.checkpointing import crossing, granularity
+from tflms.checkpointing import crossing, granularity, rounding
 from tflms.checkpointing.gradients import Spine, find_spine
 from tflms.checkpointing.turns import Reads, anchor_at, find_turns, late_reads
 from tflms.errors import GraphError
@@ -231,7 +231,9 @@ class _Cutter:
             if op in stage:
                 forward[stage[op] - 1].append(op)
         repeatable = frozenset(op for op in stage if _repeatable(graph, phases, op))
-        outputs, kept = _boundaries(graph, stage, stages, repeatable, self.reads)
+        once, operands = rounding.held(graph, self.line.ops)
+        repeatable -= once
+        outputs, kept = _boundaries(graph, stage, stages, repeatable, self.reads, operands)
         found = Cut(
             graph=graph,
             phases=phases,
@@ -261,8 +263,9 @@ def _boundaries(
     stages: int,
     repeatable: frozenset[OpId],
     reads: Reads,
+    operands: set[ValueId],
 ) -> tuple[tuple[tuple[ValueId, ...], ...], frozenset[ValueId]]:
-    """What each stage hands to the next one alone, and what is kept."""
+    """What each stage hands to the next one alone, and what is kept, operands of sums too."""
     outputs: list[list[ValueId]] = [[] for _ in range(stages - 1)]
     kept: set[ValueId] = set()
     for op_id, made in stage.items():
@@ -276,7 +279,8 @@ def _boundaries(
             ]
             last = max(readers, default=made)
             used = last > made or value in reads.last
-            if last > made + 1 or value in reads.pinned or (used and op_id not in repeatable):
+            stays = value in operands or value in reads.pinned
+            if stays or last > made + 1 or (used and op_id not in repeatable):
                 kept.add(value)
             elif last == made + 1:
                 outputs[made - 1].append(value)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tflms.checkpointing import optimal, rivals, updates
+from tflms.checkpointing import optimal, rivals, rounding, updates
 from tflms.checkpointing.chain import Chain
 from tflms.checkpointing.execute import recomputed_in as recomputed_in
 from tflms.checkpointing.gradients import Spine
@@ -19,7 +19,6 @@ from tflms.errors import GraphError, InfeasibleError, TflmsError
 from tflms.graph import order as order_of
 from tflms.graph.ir import Graph, OpId
 from tflms.graph.order import Phases
-from tflms.planning import kernels
 from tflms.planning.cost import Costs, Sizes, sizes
 from tflms.planning.floor import floor, refuse
 from tflms.planning.simulate import Replay, Timeline
@@ -85,11 +84,6 @@ class Checkpointed:
             names = ", ".join(graph.value_name(v) for v in carried[:_NAMED])
             more = f" and {len(carried) - _NAMED} more" if len(carried) > _NAMED else ""
             notes.append(f"kept across stages, as later ones read them too: {names}{more}")
-        if any(kernels.takes_in_constants(graph, op) for op in sorted(cut.repeatable)):
-            notes.append(
-                "products in a row with a constant factor (gelu, dropout) are computed again: "
-                "TensorFlow may regroup them otherwise there, and the last bits may differ"
-            )
         return (*notes, f"schedule {self.schedule}")
 
 
@@ -112,12 +106,13 @@ def run(
             needs none.
 
     Raises:
-        GraphError: the step is no chain.
+        GraphError: the step is no chain, or might round otherwise.
         InfeasibleError: no schedule of this kind fits; ``minimum_bytes`` is what the one that
             needs least needs.
     """
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
     ways = cuts(graph, phases, weights=weights)
+    _check_constants(graph, ways[0])
     pairs = siblings.pairs(graph, phases)
     order = planned_order(graph, phases, ways[0].spine, pairs)
     engine = Engine(graph, phases, host_device=config.host_device, order=order)
@@ -144,6 +139,18 @@ def run(
     _, search, schedule = min(found, key=lambda one: one[0])
     timeline = search.executed(schedule)
     return Checkpointed(engine, schedule, search.cut, timeline, search.plain_seconds)
+
+
+def _check_constants(graph: Graph, cut: Cut) -> None:
+    """Refuse a step that might round otherwise once it is rewritten."""
+    op = rounding.unsettled(graph, sorted(cut.stage))
+    if op is not None:
+        raise GraphError(
+            f"{graph.op(op).name!r} is one of several products in a row with three constant "
+            "factors or more. TensorFlow multiplies such constants with each other in an order "
+            "that depends on what else is in the graph, so the last bits might differ once the "
+            "step is rewritten; multiply them in the program, so that one or two are left"
+        )
 
 
 def planned_order(

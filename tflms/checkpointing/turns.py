@@ -14,6 +14,7 @@ from tflms.checkpointing.gradients import Spine
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases
+from tflms.planning import kernels
 from tflms.planning.cost import Sizes
 
 # Operations whose gradient reads their output: its last late reader belongs to their own stage.
@@ -229,15 +230,20 @@ def _stays_a_sum(graph: Graph, op_id: OpId) -> bool:
         return False
     makers = [graph.producer(v) for v in op.inputs]
     inner = (m for m in makers if m.type in _SUMS)
-    if any(len({use.op for v in m.outputs for use in graph.uses(v)}) < 2 for m in inner):
+    if any(len(kernels.live_readers(graph, m.outputs[0])) < 2 for m in inner):
         return False
     return not all(m.type == "Mul" for m in makers)
 
 
 def watched(graph: Graph, op_id: OpId) -> ValueId | None:
-    """Return the result of an operation of which a copy may be taken, for others to wait for."""
+    """Return the result of an operation of which a copy may be taken, for others to wait for.
+
+    Not of one in a row of products that Grappler regroups: a copy is one more reader.
+    """
+    if kernels.in_uneven_row(graph, op_id):
+        return None
     for value in graph.op(op_id).outputs:
-        readers = {use.op for use in graph.uses(value) if not graph.op(use.op).role}
+        readers = {op.id for op in kernels.live_readers(graph, value) if not op.role}
         if len(readers) > 1 and is_real(graph, value) and not _is_summed(graph, value):
             return value
     return None

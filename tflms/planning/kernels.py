@@ -38,8 +38,9 @@ SCRATCH_FIRST = _POOL_GRADIENTS  # these ask for scratch memory before they ask 
 
 _BIASES = frozenset(["BiasAdd", "Add", "AddV2", "Mul", "AddN"])
 _LONGEST_GROUP = 4
-_SUMS = frozenset(["Add", "AddN", "AddV2"])
+SUMS = frozenset(["Add", "AddN", "AddV2"])
 _FACTORS = frozenset(["Mul", "Div", "RealDiv"])
+REGROUPED = SUMS | _FACTORS | {"Sub"}  # Grappler makes others of these, on all devices
 _LONGEST_ROW = 16  # operations looked at
 HEADS = (
     _CONVOLUTIONS | _MATRIX_PRODUCTS | frozenset(["MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"])
@@ -86,14 +87,14 @@ def in_sum_of_sums(graph: Graph, op_id: OpId) -> bool:
     that constants meet and broadcasts come last. In each case another order of rounding.
     """
     op = graph.op(op_id)
-    if op.type not in _SUMS and op.type not in _FACTORS:
+    if op.type not in SUMS and op.type not in _FACTORS:
         return False
     readers = [graph.op(use.op) for value in op.outputs for use in graph.uses(value)]
     if op.type in _FACTORS:
-        summed = op.type == "Mul" and any(reader.type in _SUMS for reader in readers)
-        return summed or _in_uneven_row(graph, op_id)
+        summed = op.type == "Mul" and any(reader.type in SUMS for reader in readers)
+        return summed or in_uneven_row(graph, op_id)
     makers = [graph.producer(v) for v in op.inputs]
-    return any(other.type in _SUMS for other in (*readers, *makers)) or all(
+    return any(other.type in SUMS for other in (*readers, *makers)) or all(
         maker.type == "Mul" for maker in makers
     )
 
@@ -104,14 +105,18 @@ def takes_in_constants(graph: Graph, op_id: OpId) -> bool:
     Grappler moves the constant to another factor and regroups the rest; what it reads through a
     copy it regroups otherwise, and the product rounds otherwise.
     """
+    return constant_factors(graph, op_id) > 0
+
+
+def constant_factors(graph: Graph, op_id: OpId) -> int:
+    """Return how many constants are factors of several products in a row that one belongs to."""
     row = _row(graph, op_id)
     makers = (graph.producer(v) for op in row for v in graph.op(op).inputs)
-    return len(row) > 1 and any(  # a factor of one vanishes
-        maker.type == "Const" and maker.attrs.get("scalar") != 1.0 for maker in makers
-    )
+    constants = (maker.type == "Const" and maker.attrs.get("scalar") != 1.0 for maker in makers)
+    return sum(constants) if len(row) > 1 else 0  # a factor of one vanishes
 
 
-def _in_uneven_row(graph: Graph, op_id: OpId) -> bool:
+def in_uneven_row(graph: Graph, op_id: OpId) -> bool:
     """Tell whether an operation is one of several products in a row that Grappler may regroup.
 
     That is to bring factors of one shape together, or constants.
@@ -128,8 +133,8 @@ def _row(graph: Graph, op_id: OpId) -> set[OpId]:
     found, stack = {op_id}, [op_id]
     while stack and len(found) <= _LONGEST_ROW:
         op = graph.op(stack.pop())
-        near = [graph.producer(v) for v in op.inputs if len(_readers(graph, v)) == 1]
-        readers = _readers(graph, op.outputs[0])
+        near = [graph.producer(v) for v in op.inputs if len(live_readers(graph, v)) == 1]
+        readers = live_readers(graph, op.outputs[0])
         near += readers if len(readers) == 1 else []
         for other in near:
             if other.type in _FACTORS and other.id not in found:
@@ -138,7 +143,7 @@ def _row(graph: Graph, op_id: OpId) -> set[OpId]:
     return found
 
 
-def _readers(graph: Graph, value: ValueId) -> list[Op]:
+def live_readers(graph: Graph, value: ValueId) -> list[Op]:
     """What reads a value once Grappler has taken out what nobody asks for."""
     readers = [graph.op(use.op) for use in graph.uses(value)]
     return [op for op in readers if not reads_shape_only(graph, op) and not _unread(graph, op.id)]

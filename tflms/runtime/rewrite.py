@@ -332,7 +332,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     if notes:
         graph.rollback(0)
         return _report(job, (), job.before, 0, tuple(engine.refusals), notes)
-    write.hand_back(job.read, keep=keep)
+    write.hand_back(job.read, job.phases.step, keep=keep)
     inserted = len(graph) - graph.original_ops
     swaps = tuple(records.swap(graph, s, weights) for s in swapped)
     report = _report(job, swaps, after, inserted, tuple(engine.refusals), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,14 +58,15 @@ def net_edits(graph: Graph) -> NetEdits:
     return NetEdits(tuple(added), tuple(rewired), tuple(controls))
 
 
-def hand_back(read: ReadGraph, *, keep: bool = True) -> list[Any]:
+def hand_back(read: ReadGraph, step: Sequence[bool], *, keep: bool = True) -> list[Any]:
     """Replay a rewrite on the graph that was read, and return the inserted TensorFlow operations.
 
     Everything that TensorFlow would refuse is looked for first; should it refuse all the same, the
     user's operations get their edges back. What the IR read slot by slot is taken apart in earnest:
     readers of an IdentityN read its inputs, as new edges may lead from one of them to another's
     maker. ``keep=False`` leaves out the attribute that defends the inserted operations against
-    Grappler, which exists to show that the check finds it out.
+    Grappler, which exists to show that the check finds it out. ``step`` tells, per operation of the
+    user's, whether the training step runs it.
 
     Raises:
         HandBackError: the graph is finalized, changed since it was read, or a session has run an
@@ -74,7 +76,7 @@ def hand_back(read: ReadGraph, *, keep: bool = True) -> list[Any]:
     if not edits.added and not edits.controls:
         return []
     _check(read, edits)
-    replay = _Replay(read, keep)
+    replay = _Replay(read, step, keep)
     try:
         replay.run(edits)
     except Exception as error:
@@ -114,10 +116,10 @@ def _readers_of_slots(read: ReadGraph) -> list[Use]:
 class _Replay:
     """One replay, with what is needed to take it back."""
 
-    def __init__(self, read: ReadGraph, keep: bool) -> None:
+    def __init__(self, read: ReadGraph, step: Sequence[bool], keep: bool) -> None:
         self.read, self.keep = read, keep
         self.made: list[Any] = []
-        self._alone = guard.alone(read.graph)
+        self._alone = guard.alone(read.graph, step)
         self._ops: dict[OpId, Any] = {}
         self._rewired: list[tuple[Any, int, Any]] = []
         self._controlled: list[tuple[Any, list[Any]]] = []
