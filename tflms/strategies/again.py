@@ -10,21 +10,23 @@ decided here value by value; what is not cheap stays a matter of swapping.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.planning import kernels
-from tflms.planning.cost import short_device
+from tflms.planning.cost import Costs, Sizes, short_device
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.lines import Chain
 
 # Kernels that take about the time that it takes to touch what they read and write.
 _CHEAP_TYPES = """
-Add AddV2 BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Identity LeakyRelu Relu Relu6
+Add AddV2 BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 LeakyRelu Relu Relu6
 """
 _CHEAP = frozenset(_CHEAP_TYPES.split())
 _LONGEST = 4  # operations that run again for one value
+_WORTH = 1.5  # times what it takes to compute a value again: so long must it be on the link
+_ROOM = 0.4  # of what the limit leaves beside variables: so much may be read and made at once
 _FUSED_ON = ("CPU", "GPU")  # where Grappler pulls operations into what they read
 
 
@@ -38,7 +40,15 @@ class _Late:
 
 
 def run(
-    engine: Engine, links: Chain, wanted: Collection[ValueId], *, near: int, default_kind: str
+    engine: Engine,
+    links: Chain,
+    wanted: Collection[ValueId],
+    *,
+    weights: Sizes,
+    costs: Costs,
+    room: int,
+    near: int,
+    default_kind: str,
 ) -> set[ValueId]:
     """Have what is cheap computed again.
 
@@ -46,13 +56,30 @@ def run(
         engine: of the graph, whose order is fixed.
         links: the operations whose order is fixed.
         wanted: values that may leave the device.
+        weights: what values weigh.
+        costs: what operations and copies take.
+        room: bytes that the limit leaves beside what stays all step long.
         near: what is read for it has to be needed within so many operations of the line.
         default_kind: the kind of device of operations that name none.
 
     Returns:
         the values that are computed again.
     """
-    return _Again(engine, links, near, default_kind).run(wanted)
+    again, graph = _Again(engine, links, near, default_kind), engine.graph
+    on_link = 1 / costs.to_host + 1 / costs.to_device
+
+    def worth(value: ValueId, row: Sequence[OpId]) -> bool:
+        """Tell whether it takes less time than the link, and leaves room for others."""
+        made = {v for op in row for v in graph.op(op).outputs}
+        read = {v for op in row for v in graph.op(op).inputs} - made
+        touched = max(weights.nbytes[v] for v in made) + sum(weights.nbytes[v] for v in read)
+        seconds = sum(costs.seconds[op] for op in row)
+        nbytes = weights.nbytes[value]
+        return touched <= _ROOM * room and seconds * _WORTH <= nbytes * on_link
+
+    for value in sorted(wanted, key=lambda v: (engine.place(graph.value(v).op), v)):
+        again.consider(value, worth)
+    return again.done
 
 
 def seeds(graph: Graph) -> tuple[OpId, ...]:
@@ -68,19 +95,17 @@ class _Again:
         self.done: set[ValueId] = set()
         self.known: dict[ValueId, _Late | None] = {}
 
-    def run(self, wanted: Collection[ValueId]) -> set[ValueId]:
-        place, graph = self.engine.place, self.graph
-        for value in sorted(wanted, key=lambda v: (place(graph.value(v).op), v)):
-            late = self._late(value)
-            if late is None or late.first == 0 or late.last - late.first > self.near:
-                continue
-            anchor = self.links.ops[late.first - 1]
-            if self.engine.phases.forward[anchor] or not self._may_lose(value, late):
-                continue
-            row = self._row(value, late.first)
-            if row is not None and self._apply(value, late, anchor, row):
-                self.done.add(value)
-        return self.done
+    def consider(self, value: ValueId, worth: Callable[[ValueId, Sequence[OpId]], bool]) -> None:
+        """Have a value of the forward phase computed again, if what that takes is worth it."""
+        late, phases = self._late(value), self.engine.phases
+        if late is None or late.first == 0 or late.last - late.first > self.near:
+            return
+        anchor, maker = self.links.ops[late.first - 1], self.graph.value(value).op
+        if phases.forward[anchor] or not phases.forward[maker] or not self._may_lose(value, late):
+            return
+        row = self._row(value, late.first)
+        if row is not None and worth(value, row) and self._apply(value, late, anchor, row):
+            self.done.add(value)
 
     def _late(self, value: ValueId) -> _Late | None:
         """When the backward phase reads a value; None where it does not."""

@@ -43,8 +43,8 @@ _SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 6
 _RELAXATIONS = 4
 _AIMS_PERCENT = (100, 92, 85, 70)  # of the limit: where little is parked, little can be moved about
-_AIMS_RELAXED_PERCENT = (94, 88, 82, 76)
-_SPILLS_RELAXED = 3  # buffers that find no room, for which room is made at once
+_AIMS_RELAXED_PERCENT = (94, 91, 88, 82, 76)
+_SPILLS_RELAXED = 6  # buffers that find no room, for which room is made at once
 _NEAR = (6, 16)  # operations of the line: how soon what is read again has to be needed anyway
 _WORTH = 0.98  # of the time without: computing again has to save so much
 _NO_STALL = 0.01  # of the step's time: less is not worth looking for better
@@ -74,6 +74,15 @@ class _Kept:
     setup: Problem
     decision: Decision
     timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A decision for the graph with cheap values computed again; ``near`` is 0 where none are."""
+
+    kept: _Kept
+    near: int
+    seeds: tuple[OpId, ...]
 
 
 @dataclass(slots=True)
@@ -121,27 +130,33 @@ class Search:
         )  # fmt: skip
         edges = fix_order(self.engine, links)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
+        variants = self._variants_of(links)
+        if not variants:
+            graph.rollback(start)
+            return None
+        best = min(variants, key=_weighed)
+        search = (self._with_again(links, best.near) if best.near else None) or self
+        seeds = dict(zip(best.seeds, again.seeds(graph), strict=True))
+        decision = renumbered(best.kept.decision, seeds)
+        swapped = apply(self.engine, links, decision, best.kept.setup.relaxed)
+        timeline, _ = search._judge(links)  # the same, of the operations that stay
+        return Found(swapped, timeline, edges)
+
+    def _variants_of(self, links: Chain) -> list[_Variant]:
+        """Ways to keep the limit: with nothing computed again, and with what is cheap."""
+        graph = self.engine.graph
         found = self._found(links)
-        best: tuple[_Kept, int, tuple[OpId, ...]] | None = None
-        if found is not None:
-            best = (found, 0, ())
-        for near in _NEAR if self.recompute and (found is None or _stalls(found.timeline)) else ():
+        variants = [] if found is None else [_Variant(found, 0, ())]
+        if not self.recompute or (found is not None and not _stalls(found.timeline)):
+            return variants
+        for near in _NEAR:
             mark = len(graph.journal)
             other = self._with_again(links, near)
             kept = None if other is None else other._found(links)
-            seeds = again.seeds(graph)
+            if kept is not None:
+                variants.append(_Variant(kept, near, again.seeds(graph)))
             graph.rollback(mark)
-            if kept is not None and (best is None or _seconds(kept) < _WORTH * _seconds(best[0])):
-                best = (kept, near, seeds)
-        if best is None:
-            graph.rollback(start)
-            return None
-        kept, near, seeds = best
-        chosen = (self._with_again(links, near) if near else None) or self
-        decision = renumbered(kept.decision, dict(zip(seeds, again.seeds(graph), strict=True)))
-        swapped = apply(self.engine, links, decision, kept.setup.relaxed)
-        timeline, _ = chosen._judge(links)  # the same, of the operations that stay
-        return Found(swapped, timeline, edges)
+        return variants
 
     def _found(self, links: Chain) -> _Kept | None:
         """A decision that keeps the limit and takes little time; the graph is left as it is."""
@@ -151,7 +166,11 @@ class Search:
     def _with_again(self, links: Chain, near: int) -> Search | None:
         """Have cheap values computed again; return the search that goes on from there, or None."""
         engine = self.engine
-        values = again.run(engine, links, self.wanted, near=near, default_kind=self.default_kind)
+        values = again.run(
+            engine, links, self.wanted, weights=self.weights, costs=self.costs,
+            room=self.limit - self.replay.persistent_bytes, near=near,
+            default_kind=self.default_kind,
+        )  # fmt: skip
         if not values:
             return None
         graph = engine.graph
@@ -224,7 +243,7 @@ class Search:
         return self._relax_roomiest(strict, links) if best is None else best
 
     def _relax_all(self, strict: _Kept, links: Chain) -> _Kept | None:
-        """Aim lower and lower until all fits whenever copies come; where time is lost, lower yet.
+        """Aim lower and lower; of what fits whenever copies come, take the fastest.
 
         What is held closer to the limit leaves holes that are too small, and filling these again
         costs more time than a little less memory does.
@@ -235,10 +254,10 @@ class Search:
             aim = self.limit * percent // 100
             setup = dataclasses.replace(strict.setup, relaxed=everything, away={}, limit=aim)
             kept = self._keep(setup, links, self._attempts() // len(_AIMS_RELAXED_PERCENT))
-            if kept is not None and (best is None or kept.timeline.seconds < best.timeline.seconds):
+            if kept is not None and (best is None or _seconds(kept) < _seconds(best)):
                 best = kept
-            elif best is not None:
-                break
+                if not _stalls(kept.timeline):
+                    break
         return best if best is None or best.timeline.seconds < strict.timeline.seconds else strict
 
     def _relax_roomiest(self, strict: _Kept, links: Chain) -> _Kept:
@@ -307,6 +326,11 @@ def _stalls(timeline: Timeline) -> bool:
 
 def _seconds(kept: _Kept) -> float:
     return kept.timeline.seconds
+
+
+def _weighed(variant: _Variant) -> float:
+    """Seconds; computing again has to be worth it."""
+    return _seconds(variant.kept) * (1.0 if variant.near else _WORTH)
 
 
 def _without(setup: Problem, values: Collection[ValueId]) -> Problem:
