@@ -41,9 +41,9 @@ def test_the_bench_measures_each_strategy_at_each_limit(tmp_path):
             assert row["peak_bytes"] <= row["limit_bytes"] + (1 << 20)
             assert row["predicted_times_plain"] > 1
     told = {(row["limit_bytes"], row["strategy"]): row["predicted_times_plain"] for row in rows}
-    limit = ours[1]["limit_bytes"]  # near the least limit both recompute nearly everything
-    best = told[limit, "optimal_checkpointing"]
-    assert best <= 1.02 * (told[limit, "revolve_heterogeneous"] or best)
+    for limit in {limit for limit, _ in told}:
+        best = told[limit, "optimal_checkpointing"]
+        assert best <= 1.001 * (told[limit, "revolve_heterogeneous"] or best)
     assert "throughput over best periodic" in done.stdout or "nowhere did both" in done.stdout
     assert "predicted over measured time" in done.stdout.replace("\n", " ")
     assert (tmp_path / "times.png").stat().st_size > 1000

@@ -24,10 +24,12 @@ from tflms.checkpointing import (
     Kind,
     drop_inputs,
     minimum_memory,
+    optimal,
     optimal_schedule,
     revolve_heterogeneous,
     save_all,
 )
+from tflms.checkpointing.optimal import Solution
 from tflms.errors import ConfigError, InfeasibleError
 
 SMALL = settings(max_examples=150, deadline=None, derandomize=True)
@@ -120,6 +122,34 @@ def test_the_optimum_equals_that_of_a_search(chain: Chain, limit: int) -> None:
         assert least_time(chain, least - 1) is None
     else:
         assert optimal_schedule(chain, limit).makespan == expected
+
+
+@SMALL
+@given(chains(), st.lists(st.integers(5, 60), min_size=2, max_size=5))
+def test_a_table_filled_around_a_limit_answers_others_too(chain: Chain, limits: list[int]) -> None:
+    solution = Solution(chain, "optimal", around=True)
+    for limit in limits:
+        try:
+            expected = optimal_schedule(chain, limit)
+        except InfeasibleError as error:
+            with pytest.raises(InfeasibleError, match=str(error.minimum_bytes)):
+                solution.at(limit)
+        else:
+            assert solution.at(limit).makespan == expected.makespan
+
+
+def test_tables_are_filled_once_for_limits_near_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[int] = []
+    fill = optimal.fill_table
+    monkeypatch.setattr(optimal, "fill_table", lambda *a: (filled.append(1), fill(*a))[1])
+    chain = Chain([1.0] * 12, [2.0] * 12, [7] * 12 + [0], [20] * 11 + [3])
+    solution = Solution(chain, "optimal", around=True)
+    found = [solution.at(limit) for limit in (120, 126, 110, 100, 90)]
+    assert [one.makespan for one in found] == [
+        optimal_schedule(chain, limit).makespan for limit in (120, 126, 110, 100, 90)
+    ]
+    assert all(one.peak_bytes <= one.memory_limit for one in found)
+    assert len(filled) == 1 + 5
 
 
 @SMALL

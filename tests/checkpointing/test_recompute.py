@@ -178,6 +178,21 @@ def test_a_step_whose_gradients_do_not_go_back_is_refused():
         cut(graph, phases)
 
 
+@pytest.mark.parametrize("limit", [0.25, 0.3, 0.36, 0.43, 0.5, 0.6])
+def test_no_rival_executes_more_quickly_than_the_optimum_within_a_limit(limit):
+    source = tanh_chain(16)
+    _, best = rewritten(source, "optimal_checkpointing", limit)
+    for name in ("revolve_heterogeneous", "best_periodic", "sqrt_n", "revolve", "drop_inputs"):
+        try:
+            _, rival = rewritten(source, name, limit)
+        except InfeasibleError:
+            continue
+        if name == "drop_inputs":
+            assert rival.timeline.seconds <= best.timeline.seconds * 1.0001
+        else:
+            assert best.timeline.seconds <= rival.timeline.seconds * 1.0001, name
+
+
 # what it must not round otherwise -----------------------------------------------------------------
 
 WIDE = "f32[64,8]"

@@ -25,6 +25,7 @@ class Grid:
             what does not fit, but each stored item wastes half a slot. True: the rounding error
             of one stage is carried on to the next, so that sums over many stages are right; such
             a table is an estimate, and what fits must be checked in bytes.
+        least: the smallest limit, beside the chain's input, that a table answers; None: ``limit``.
     """
 
     available: int
@@ -32,9 +33,10 @@ class Grid:
     limit: int
     exact: bool
     carries: bool = False
+    least: int | None = None
 
     @classmethod
-    def of(cls, problem: Problem, available: int, slots: int) -> Grid:
+    def of(cls, problem: Problem, available: int, slots: int, *, least: int | None = None) -> Grid:
         """Choose the slots: exact where the sizes share a divisor large enough for it.
 
         Raises:
@@ -47,8 +49,8 @@ class Grid:
                 f"{available} bytes in {slots} slots cannot be counted in 64 bits; use fewer slots"
             )
         if 0 < units <= slots:
-            return cls(units * divisor, units, available, exact=True)
-        return cls(max(available, 1), slots, available, exact=False)
+            return cls(units * divisor, units, available, exact=True, least=least)
+        return cls(max(available, 1), slots, available, exact=False, least=least)
 
     def carrying(self) -> Grid:
         """Return the same slots with the other way of rounding."""
@@ -67,7 +69,8 @@ class Grid:
         """
         stored = np.cumsum(self.stored(problem.saved)) - self.stored(problem.saved)
         margin = 8 if self.carries else 0
-        reached: Ints = np.maximum(self.slots - stored - margin, 0)
+        start = self.slots if self.least is None else int(self.down(self.least))
+        reached: Ints = np.maximum(start - stored - margin, 0)
         return reached
 
     def reached_share(self, problem: Problem) -> float:

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from tflms.checkpointing.chain import Chain
-from tflms.checkpointing.floors import find_floors
+from tflms.checkpointing.floors import Floors, find_floors
 from tflms.checkpointing.grid import Grid
 from tflms.checkpointing.operations import Held, Operation, replay
 from tflms.checkpointing.patterns import segmented
 from tflms.checkpointing.problem import DROPPING, NEVER, ORIGINAL, PLAIN, Form, Problem
 from tflms.checkpointing.rebuild import rebuild
 from tflms.checkpointing.schedule import Schedule
-from tflms.checkpointing.table import fill_table
+from tflms.checkpointing.table import Table, fill_table
 from tflms.errors import ConfigError, InfeasibleError
 from tflms.units import parse_bytes
 
+_MORE, _LESS = 110, 70  # percent of a limit up to and down to which tables answer, if asked to
 _AFFORDABLE_SUMS = 1.6e9  # additions in a second pass over the table: about a second
 
 
@@ -88,21 +89,7 @@ def drop_inputs(chain: Chain, memory_limit: int | str, slots: int = 500) -> Drop
         InfeasibleError: no schedule fits; ``minimum_bytes`` is the least limit that works.
         ConfigError: the limit or the number of slots makes no sense.
     """
-    try:
-        original = optimal_schedule(chain, memory_limit, slots)
-    except InfeasibleError:
-        original = None
-    dropping = _solve(chain, memory_limit, slots, "drop_inputs", DROPPING, saving=True)
-    if original is not None and original.makespan <= dropping.makespan:
-        dropping = Schedule.of(
-            chain,
-            original.operations,
-            strategy="drop_inputs",
-            memory_limit=original.memory_limit,
-            exact=dropping.exact,
-            rounding_loss_bytes=dropping.rounding_loss_bytes,
-        )
-    return DropInputs(original, dropping)
+    return Dropping(chain, slots).both(memory_limit)
 
 
 def revolve_heterogeneous(chain: Chain, memory_limit: int | str, slots: int = 500) -> Schedule:
@@ -155,34 +142,136 @@ def _solve(
     *,
     saving: bool,
 ) -> Schedule:
-    limit = checked_limit(memory_limit)
-    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 1_000_000:
-        raise ConfigError(f"slots is {slots!r}; it must be a whole number from 1 to 1000000")
-    if saving:
-        everything = segmented(chain.stages, [1])
-        if replay(chain, everything).peak_bytes <= limit:
-            return Schedule.of(chain, everything, strategy=strategy, memory_limit=limit)
-    problem = Problem.of(chain, saving=saving)
-    floors = find_floors(problem, forms)
-    least = floors.least(PLAIN, 1, problem.stages)
-    available = limit - chain.activation_bytes[0]
-    if available < least:
-        raise infeasible(strategy, limit, chain.activation_bytes[0] + least)
-    best: Schedule | None = None
-    for grid in _grids(problem, Grid.of(problem, available, slots), forms):
-        operations = rebuild(problem, floors, grid, fill_table(problem, floors, grid, forms))
-        schedule = Schedule.of(
-            chain,
-            operations,
-            strategy=strategy,
-            memory_limit=limit,
-            exact=grid.exact,
-            rounding_loss_bytes=0 if grid.exact else _rounding_loss(chain, operations, grid),
-        )
-        if best is None or schedule.makespan < best.makespan:
-            best = schedule
-    assert best is not None  # there is at least one grid
-    return best
+    return Solution(chain, strategy, forms, slots=slots, saving=saving).at(memory_limit)
+
+
+class Solution:
+    """The solved tables of one chain; they answer more limits than the one they were filled for."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        strategy: str,
+        forms: tuple[Form, ...] = ORIGINAL,
+        *,
+        slots: int = 500,
+        saving: bool = True,
+        around: bool = False,
+    ) -> None:
+        """Take a chain; nothing is solved before a limit is asked for.
+
+        Args:
+            chain: what each stage costs.
+            strategy: the name that schedules get.
+            forms: of subproblems.
+            slots: into how many parts to divide the memory.
+            saving: whether the inner results of a stage may be kept while others run.
+            around: fill each table for a range of limits around the one that is asked for.
+
+        Raises:
+            ConfigError: the number of slots makes no sense.
+        """
+        if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 1_000_000:
+            raise ConfigError(f"slots is {slots!r}; it must be a whole number from 1 to 1000000")
+        self.chain, self.strategy, self.forms = chain, strategy, forms
+        self.slots, self.saving, self.around = slots, saving, around
+        self._everything: tuple[list[Operation], int] | None = None
+        self._problem: tuple[Problem, Floors] | None = None
+        self._filled: list[tuple[Grid, Table]] = []
+
+    def at(self, memory_limit: int | str) -> Schedule:
+        """Return the quickest schedule of its kind within a limit.
+
+        Raises:
+            InfeasibleError: no schedule fits; ``minimum_bytes`` is the least limit that works.
+            ConfigError: the limit makes no sense.
+        """
+        chain, limit, strategy = self.chain, checked_limit(memory_limit), self.strategy
+        if self.saving:
+            if self._everything is None:
+                everything = segmented(chain.stages, [1])
+                self._everything = everything, replay(chain, everything).peak_bytes
+            if self._everything[1] <= limit:
+                return Schedule.of(
+                    chain, self._everything[0], strategy=strategy, memory_limit=limit
+                )
+        if self._problem is None:
+            problem = Problem.of(chain, saving=self.saving)
+            self._problem = problem, find_floors(problem, self.forms)
+        problem, floors = self._problem
+        least = floors.least(PLAIN, 1, problem.stages)
+        available = limit - chain.activation_bytes[0]
+        if available < least:
+            raise infeasible(strategy, limit, chain.activation_bytes[0] + least)
+        found: list[Schedule] = []
+        for grid, table in self._tables(problem, floors, available):
+            operations = rebuild(problem, floors, grid, table, available)
+            loss = 0 if grid.exact else _rounding_loss(chain, operations, grid)
+            found.append(
+                Schedule.of(
+                    chain,
+                    operations,
+                    strategy=strategy,
+                    memory_limit=limit,
+                    exact=grid.exact,
+                    rounding_loss_bytes=loss,
+                )
+            )
+        return min(found, key=lambda schedule: schedule.makespan)  # of equals the first
+
+    def _tables(self, problem: Problem, floors: Floors, available: int) -> list[tuple[Grid, Table]]:
+        """Return tables that answer a limit, those at hand if they do."""
+        if self._filled:
+            grid = self._filled[0][0]
+            if (grid.limit if grid.least is None else grid.least) <= available <= grid.limit:
+                return self._filled
+        top, slots, lowest = available, self.slots, None
+        if self.around:
+            top, lowest = available * _MORE // 100, available * _LESS // 100
+            slots = slots * _MORE // 100
+        first = Grid.of(problem, top, slots, least=lowest)
+        self._filled = []  # lets go of the old tables before there are new ones
+        self._filled = [
+            (grid, fill_table(problem, floors, grid, self.forms))
+            for grid in _grids(problem, first, self.forms)
+        ]
+        return self._filled
+
+
+class Dropping:
+    """The tables with and without dropped inputs of one chain."""
+
+    def __init__(self, chain: Chain, slots: int = 500, *, around: bool = False) -> None:
+        """Take a chain, as ``Solution`` does."""
+        self._original = Solution(chain, "optimal", slots=slots, around=around)
+        self._dropping = Solution(chain, "drop_inputs", DROPPING, slots=slots, around=around)
+
+    def at(self, memory_limit: int | str) -> Schedule:
+        """Return the quickest schedule that may drop inputs.
+
+        Raises:
+            InfeasibleError: no schedule fits; ``minimum_bytes`` is the least limit that works.
+            ConfigError: the limit makes no sense.
+        """
+        return self.both(memory_limit).dropping
+
+    def both(self, memory_limit: int | str) -> DropInputs:
+        """Return that beside the original optimum; raises as ``at`` does."""
+        try:
+            original = self._original.at(memory_limit)
+        except InfeasibleError:
+            original = None
+        dropping = self._dropping.at(memory_limit)
+        if original is not None and original.makespan <= dropping.makespan:
+            dropping = Schedule.of(
+                original.chain,
+                original.operations,
+                strategy="drop_inputs",
+                memory_limit=original.memory_limit,
+                exact=dropping.exact,
+                rounding_loss_bytes=dropping.rounding_loss_bytes,
+            )
+        return DropInputs(original, dropping)
 
 
 def _grids(problem: Problem, grid: Grid, forms: tuple[Form, ...]) -> list[Grid]:

@@ -40,7 +40,9 @@ class _Part:
     nbytes: int
 
 
-def rebuild(problem: Problem, floors: Floors, grid: Grid, table: Table) -> list[Operation]:
+def rebuild(
+    problem: Problem, floors: Floors, grid: Grid, table: Table, limit: int
+) -> list[Operation]:
     """Return the operations of the best schedule that the table knows.
 
     The choices are not stored; each is found again, with the memory that is truly left, and
@@ -48,10 +50,17 @@ def rebuild(problem: Problem, floors: Floors, grid: Grid, table: Table) -> list[
     up, there is never less memory than the table assumed, so the schedule takes at most the time
     that the table promises. A stack of our own stands in for recursion: chains of thousands of
     stages do not overflow it.
+
+    Args:
+        problem: the chain's.
+        floors: of its subproblems.
+        grid: of the table.
+        table: filled.
+        limit: bytes beside the chain's input; from ``grid.least`` to ``grid.limit``.
     """
     chooser = _Chooser(problem, floors, grid, table)
     operations: list[Operation] = []
-    todo: list[_Part | Operation] = [_Part(PLAIN, 1, problem.stages, grid.limit)]
+    todo: list[_Part | Operation] = [_Part(PLAIN, 1, problem.stages, limit)]
     while todo:
         item = todo.pop()
         if isinstance(item, Operation):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tflms.checkpointing.chain import Chain
 from tflms.checkpointing.operations import Kind, Operation
 from tflms.checkpointing.patterns import reverse_from_start
-from tflms.checkpointing.rivals import quickest
+from tflms.checkpointing.rivals import Listed
 from tflms.checkpointing.schedule import Schedule
 from tflms.errors import ConfigError
 
@@ -38,13 +38,13 @@ def revolve(
     """
     n = chain.stages
     if checkpoints is None:
-        return quickest(chain, memory_limit, "revolve", _reversals(n))
+        return Listed(chain, "revolve", all_revolve(n)).at(memory_limit)
     if isinstance(checkpoints, bool) or not isinstance(checkpoints, int) or checkpoints < 0:
         raise ConfigError(f"checkpoints is {checkpoints!r}; it must be a whole number, 0 or more")
     checkpoints = min(checkpoints, n)
     counts = _Counts(n)
     counts.reach(checkpoints)
-    return quickest(chain, memory_limit, "revolve", [_reversal(n, counts, checkpoints)])
+    return Listed(chain, "revolve", [_reversal(n, counts, checkpoints)]).at(memory_limit)
 
 
 class _Counts:
@@ -84,7 +84,7 @@ class _Counts:
         return counts
 
 
-def _reversals(stages: int) -> Iterator[list[Operation]]:
+def all_revolve(stages: int) -> Iterator[list[Operation]]:
     """Yield the reversals with 0, 1, 2, .. checkpoints, up to where more change nothing."""
     counts = _Counts(stages)
     for checkpoints in range(stages):

@@ -21,7 +21,7 @@ def save_all(chain: Chain, memory_limit: int | str | None = None) -> Schedule:
     Raises:
         InfeasibleError: it does not fit; ``minimum_bytes`` is what it needs.
     """
-    return quickest(chain, memory_limit, "save_all", [segmented(chain.stages, [1])])
+    return Listed(chain, "save_all", [segmented(chain.stages, [1])]).at(memory_limit)
 
 
 def recompute_all(chain: Chain, memory_limit: int | str | None = None) -> Schedule:
@@ -32,7 +32,8 @@ def recompute_all(chain: Chain, memory_limit: int | str | None = None) -> Schedu
     Raises:
         InfeasibleError: it does not fit; ``minimum_bytes`` is what it needs.
     """
-    return quickest(chain, memory_limit, "recompute_all", [reverse_from_start(1, chain.stages)])
+    candidates = [reverse_from_start(1, chain.stages)]
+    return Listed(chain, "recompute_all", candidates).at(memory_limit)
 
 
 def periodic(
@@ -59,7 +60,7 @@ def periodic(
         segments = max(1, round(math.sqrt(stages)))
     if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= stages:
         raise ConfigError(f"segments is {segments!r}; it must be a whole number from 1 to {stages}")
-    return quickest(chain, memory_limit, "periodic", [_equal_segments(chain, segments)])
+    return Listed(chain, "periodic", [_equal_segments(chain, segments)]).at(memory_limit)
 
 
 def best_periodic(chain: Chain, memory_limit: int | str | None = None) -> Schedule:
@@ -68,9 +69,13 @@ def best_periodic(chain: Chain, memory_limit: int | str | None = None) -> Schedu
     Raises:
         InfeasibleError: none fits; ``minimum_bytes`` is the least that one of them needs.
     """
+    return Listed(chain, "best_periodic", all_periodic(chain)).at(memory_limit)
+
+
+def all_periodic(chain: Chain) -> Candidates:
+    """Yield the ``periodic`` schedules of all numbers of segments."""
     counts = range(1, _stages_without_loss(chain) + 1)
-    candidates = (_equal_segments(chain, segments) for segments in counts)
-    return quickest(chain, memory_limit, "best_periodic", candidates)
+    return (_equal_segments(chain, segments) for segments in counts)
 
 
 def sqrt_n(chain: Chain, memory_limit: int | str | None = None) -> Schedule:
@@ -84,31 +89,36 @@ def sqrt_n(chain: Chain, memory_limit: int | str | None = None) -> Schedule:
     Raises:
         InfeasibleError: none fits; ``minimum_bytes`` is the least that one of them needs.
     """
-    return quickest(chain, memory_limit, "sqrt_n", _segments_by_budget(chain))
+    return Listed(chain, "sqrt_n", all_sqrt_n(chain)).at(memory_limit)
 
 
-def quickest(
-    chain: Chain, memory_limit: int | str | None, strategy: str, candidates: Candidates
-) -> Schedule:
-    """Return the quickest of the candidates that fits; of equals, the one with the least peak.
+class Listed:
+    """The schedules that a strategy may choose of, each replayed once."""
 
-    Raises:
-        InfeasibleError: none fits; ``minimum_bytes`` is the least that one of them needs.
-    """
-    limit = None if memory_limit is None else checked_limit(memory_limit)
-    best: tuple[float, int] | None = None
-    chosen: Sequence[Operation] = ()
-    least = None
-    for operations in candidates:
-        replayed = replay(chain, operations)
-        least = replayed.peak_bytes if least is None else min(least, replayed.peak_bytes)
-        cost = (replayed.makespan, replayed.peak_bytes)
-        if (limit is None or replayed.peak_bytes <= limit) and (best is None or cost < best):
-            best, chosen = cost, operations
-    if best is None:
-        assert limit is not None and least is not None  # without a limit the first one fits
-        raise infeasible(strategy, limit, least)
-    return Schedule.of(chain, chosen, strategy=strategy, memory_limit=limit)
+    def __init__(self, chain: Chain, strategy: str, candidates: Candidates) -> None:
+        """Take a chain, the strategy's name and its schedules."""
+        self.chain, self.strategy = chain, strategy
+        self._candidates: Candidates | None = candidates
+        self._found: list[tuple[float, int, Sequence[Operation]]] = []
+
+    def at(self, memory_limit: int | str | None) -> Schedule:
+        """Return the quickest schedule that fits; of equals, the one with the least peak.
+
+        Raises:
+            InfeasibleError: none fits; ``minimum_bytes`` is the least that one of them needs.
+        """
+        limit = None if memory_limit is None else checked_limit(memory_limit)
+        if self._candidates is not None:
+            for operations in self._candidates:
+                replayed = replay(self.chain, operations)
+                self._found.append((replayed.makespan, replayed.peak_bytes, operations))
+            self._candidates = None
+        fitting = [one for one in self._found if limit is None or one[1] <= limit]
+        if not fitting:
+            assert limit is not None  # without a limit the first one fits
+            raise infeasible(self.strategy, limit, min(peak for _, peak, _ in self._found))
+        operations = min(fitting, key=lambda one: one[:2])[2]
+        return Schedule.of(self.chain, operations, strategy=self.strategy, memory_limit=limit)
 
 
 def _stages_without_loss(chain: Chain) -> int:
@@ -120,7 +130,7 @@ def _equal_segments(chain: Chain, segments: int) -> list[Operation]:
     return segmented(chain.stages, [1 + length * segment for segment in range(segments)])
 
 
-def _segments_by_budget(chain: Chain) -> Iterator[list[Operation]]:
+def all_sqrt_n(chain: Chain) -> Iterator[list[Operation]]:
     """Yield a schedule for each way in which a budget can cut the chain, few cuts first."""
     seen: set[tuple[int, ...]] = set()
     whole, most = sum(chain.saved_bytes), max(1, 2 * math.isqrt(chain.stages) + 2)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
 
 from tflms import units
 from tflms.checkpointing import guard, rivals
 from tflms.checkpointing.chain import Chain
+from tflms.checkpointing.choices import BESIDE, CHOICES, MANY_STAGES, Choices
 from tflms.checkpointing.execute import execute
 from tflms.checkpointing.schedule import Schedule
 from tflms.checkpointing.stages import Cut
@@ -18,16 +19,14 @@ from tflms.planning.cost import Costs, Sizes, sizes
 from tflms.planning.simulate import Timeline, simulate
 from tflms.rewriting.engine import Engine
 
-Solver = Callable[[Chain, int | None], Schedule]
 _ATTEMPTS = 8
 _CLOSE = 100  # a peak within so many parts of the limit is as good as it gets
 # Threads that run operations side by side hold a value longer than one would: percent kept free.
 _LEAST_MARGIN, _MOST_MARGIN = 3, 6
-MANY_STAGES = 100  # for more, one schedule that fits is enough: each takes seconds to find
+_ROOM_PERCENT = 110  # of the memory that a rival might have, at the most
 # So few may all run again each time, where nothing else fits: what lies beside the chain (gradients
 # of weights) may grow in the backward phase, so that least is needed where least is kept.
 _FEW_STAGES = 40
-_OF_ALL = ("optimal_checkpointing", "drop_inputs")  # strategies that may take any schedule
 _NAMED = 4  # values that a refusal lists
 
 
@@ -41,25 +40,24 @@ class Search:
         config: Config,
         costs: Costs,
         weights: Sizes,
-        solve: Solver,
     ) -> None:
         """Weigh the stages of a step that is not rewritten yet.
 
         Args:
             engine: for the graph; what it did so far stays.
             cut: the stages.
-            config: the strategy's name is for errors.
+            config: says which strategy.
             costs: seconds and workspaces.
             weights: bytes of the graph's values.
-            solve: finds a schedule for a chain and a limit.
         """
         self.engine, self.graph, self.cut = engine, engine.graph, cut
-        self.config, self.costs, self.solve = config, costs, solve
+        self.config, self.costs, self.strategy = config, costs, str(config.strategy)
         self.mark = len(self.graph.journal)
         self.step = [op for op in cut.phases.order if cut.phases.step[op]]
         self.plain_seconds = math.fsum(costs.seconds[op] for op in self.step)
         self.readers = guard.readers(self.graph, cut.phases.step)
         self.chain = weigh(cut, weights, costs)
+        self.beside_bytes = 1 << 62  # the least that a step took beyond what its chain did
 
     def run(self, limit: int | None) -> tuple[Schedule, Timeline]:
         """Return the quickest schedule that fits, and what is predicted for it.
@@ -69,22 +67,26 @@ class Search:
             GraphError: a rule refuses what a schedule asks for.
         """
         if limit is None:
-            schedule = self.solve(self.chain, None)
+            schedule = CHOICES[self.strategy](self.chain).at(None)
             return schedule, self.executed(schedule)
         given, limit = limit, self._planned(limit)
         fitting: list[tuple[Schedule, Timeline]] = []
         needed: list[tuple[int, str]] = []
-        for chain in (self.chain, _hopeful(self.chain)):
+        chains = [self.chain, _hopeful(self.chain)]
+        for chain in chains:
             if fitting and chain.stages > MANY_STAGES:
                 break
-            best, lowest = self._within(chain, limit)
+            best, lowest = self._within(chain, limit, CHOICES[self.strategy](chain))
             needed.append(lowest)
             if best is not None:
                 fitting.append(best)
                 if best[0].recomputed_seconds == 0:
                     break
-        of_all = self.config.strategy in _OF_ALL and self.chain.stages <= _FEW_STAGES
-        if not fitting and of_all:
+        if self.strategy in BESIDE and self.chain.stages <= MANY_STAGES:
+            for name in BESIDE[self.strategy]:
+                for chain in chains:
+                    self._beside(name, chain, limit, fitting)
+        if not fitting and self.strategy in BESIDE and self.chain.stages <= _FEW_STAGES:
             schedule = rivals.recompute_all(self.chain)
             timeline = self.executed(schedule)
             needed.append((timeline.peak_bytes, self._held(timeline)))
@@ -96,8 +98,24 @@ class Search:
         told = Schedule.of(self.chain, schedule.operations, strategy=schedule.strategy)
         return (schedule if schedule.chain is self.chain else told), timeline
 
+    def _beside(
+        self, name: str, chain: Chain, limit: int, fitting: list[tuple[Schedule, Timeline]]
+    ) -> None:
+        """See whether another strategy does better within the limit; it is put to what fits.
+
+        Tried only where it might: with the room that executed schedules left it at the most.
+        """
+        choices = CHOICES[name](chain)
+        bound = min((timeline.seconds for _, timeline in fitting), default=math.inf)
+        room = (limit - self.beside_bytes) * _ROOM_PERCENT // 100
+        with contextlib.suppress(InfeasibleError):
+            if choices.at(max(room, 1)).makespan < bound:
+                best, _ = self._within(chain, limit, choices)
+                if best is not None and best[1].seconds < bound:
+                    fitting.append(best)
+
     def _within(
-        self, chain: Chain, limit: int
+        self, chain: Chain, limit: int, choices: Choices
     ) -> tuple[tuple[Schedule, Timeline] | None, tuple[int, str]]:
         """The quickest schedule of a chain that fits, if any; the lowest peak, and what it is."""
         plain = rivals.save_all(chain)
@@ -107,12 +125,13 @@ class Search:
         best: tuple[Schedule, Timeline] | None = None
         asked, tried, too_much = limit - beside, set[int](), None
         for _ in range(_ATTEMPTS):
-            schedule = self._solved(chain, asked)
+            schedule = _solved(choices, asked)
             if hash(schedule.operations) in tried:
                 break
             tried.add(hash(schedule.operations))
             found = self.executed(schedule)
             peak = found.peak_bytes
+            self.beside_bytes = min(self.beside_bytes, peak - schedule.peak_bytes)
             if peak < lowest[0]:
                 lowest = peak, self._held(found)
             if peak <= limit:
@@ -153,15 +172,6 @@ class Search:
             limit += max(1, (peak - self._planned(limit)) // 2)
         return limit
 
-    def _solved(self, chain: Chain, asked: int) -> Schedule:
-        """The schedule for a limit; for one that is too small, the most saving one."""
-        try:
-            return self.solve(chain, max(asked, 1))
-        except InfeasibleError as error:
-            if error.minimum_bytes is None:
-                raise
-            return self.solve(chain, error.minimum_bytes)
-
     def _held(self, timeline: Timeline) -> str:
         """Say what is in memory where a step that is rewritten now needs most."""
         graph = self.graph
@@ -179,6 +189,16 @@ class Search:
             "go lower; a smaller batch does as well",
             minimum_bytes=enough,
         )
+
+
+def _solved(choices: Choices, asked: int) -> Schedule:
+    """The schedule for a limit; for one that is too small, the most saving one."""
+    try:
+        return choices.at(max(asked, 1))
+    except InfeasibleError as error:
+        if error.minimum_bytes is None:
+            raise
+        return choices.at(error.minimum_bytes)
 
 
 def _hopeful(chain: Chain) -> Chain:

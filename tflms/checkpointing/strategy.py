@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tflms.checkpointing import optimal, rivals, rounding, updates
-from tflms.checkpointing.chain import Chain
+from tflms.checkpointing import rounding, updates
 from tflms.checkpointing.execute import recomputed_in as recomputed_in
 from tflms.checkpointing.gradients import Spine
-from tflms.checkpointing.revolve import revolve
 from tflms.checkpointing.schedule import Schedule
-from tflms.checkpointing.search import MANY_STAGES, Search, Solver
+from tflms.checkpointing.search import Search
 from tflms.checkpointing.stages import Cut, cuts
 from tflms.config import Config
 from tflms.errors import GraphError, InfeasibleError, TflmsError
@@ -25,34 +23,9 @@ from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Application, Engine
 from tflms.strategies import shapes, siblings
 
-_SLOTS, _SLOTS_FOR_MANY = 500, 200  # into which drop_inputs divides memory
 _NAMED = 6  # kept values that a note lists
 _LARGE_PERCENT = 2  # of the limit: less is covered by what is kept free
 _SMALL = 64  # what is less than this part of the largest value is not worth a control edge
-
-
-def _dropping(chain: Chain, limit: int | None) -> Schedule:
-    """The optimum with dropped inputs, which takes four tables: coarser ones for long chains."""
-    slots = _SLOTS if chain.stages <= MANY_STAGES else _SLOTS_FOR_MANY
-    return optimal.drop_inputs(chain, _limited(limit), slots).dropping
-
-
-def _limited(limit: int | None) -> int:
-    assert limit is not None  # Config asks for one
-    return limit
-
-
-SOLVERS: dict[str, Solver] = {
-    "optimal_checkpointing": lambda c, m: optimal.optimal_schedule(c, _limited(m)),
-    "drop_inputs": _dropping,
-    "save_all": rivals.save_all,
-    "recompute_all": rivals.recompute_all,
-    "periodic": rivals.periodic,
-    "best_periodic": rivals.best_periodic,
-    "sqrt_n": rivals.sqrt_n,
-    "revolve": lambda c, m: revolve(c, _limited(m)),
-    "revolve_heterogeneous": lambda c, m: optimal.revolve_heterogeneous(c, _limited(m)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +98,7 @@ def run(
     refused: list[TflmsError] = []
     for way in ways:
         graph.rollback(mark)
-        search = Search(engine, way, config, costs, weights, SOLVERS[str(config.strategy)])
+        search = Search(engine, way, config, costs, weights)
         try:
             schedule, timeline = search.run(limit)
         except (InfeasibleError, GraphError) as error:
