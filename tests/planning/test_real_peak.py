@@ -48,6 +48,11 @@ report = tflms.rewrite(case.graph, {"memory_limit": "1GB"}, loss=case.loss,
                        fetches=[case.loss, case.train_op])
 out["unchanged"] = [names == [op.name for op in case.graph.get_operations()],
                     not report.changed, report.notes[0]]
+limit = int(1.02 * report.plain_peak_bytes)
+case = build()
+report = tflms.rewrite(case.graph, {"memory_limit": limit}, loss=case.loss,
+                       fetches=[case.loss, case.train_op])
+out["ordered"] = [*train(case), limit, report.changed, len(report.orders)]
 case = build()
 config = tflms.tune(case.graph, strategy="chain_rule", memory_limit=0.85, loss=case.loss,
                     fetches=[case.loss, case.train_op])
@@ -75,6 +80,11 @@ def test_predicted_peaks_are_real_results_are_equal_and_plans_survive_a_file():
     assert same
     assert unchanged
     assert "nothing was changed" in note
+    mine, peak, limit, changed, edges = found["ordered"]
+    assert mine == losses
+    assert changed
+    assert edges
+    assert peak <= limit
     predicted, plain, strategy = found["tuned"]
     assert predicted <= 0.85 * plain
     assert strategy == "chain_rule"

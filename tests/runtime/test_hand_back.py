@@ -244,7 +244,7 @@ def test_when_tensorflow_refuses_an_edit_the_users_edges_come_back():
     from tflms.config import Config
     from tflms.runtime import read as reading
     from tflms.runtime import write
-    from tflms.runtime.rewrite import start
+    from tflms.runtime.job import start
 
     job = start(graph, Config.of(SETTINGS), loss=loss, fetches=[train])
     ir = job.graph

@@ -13,7 +13,8 @@ import os, pathlib, tempfile
 import tflms
 from tflms.commands.report import load
 from tflms.runtime import costing
-from tflms.runtime.rewrite import costs_of, start
+from tflms.runtime.job import start
+from tflms.runtime.rewrite import costs_of
 from tflms.config import Config
 from tflms.zoo import graphs
 tf.config.experimental.enable_op_determinism()

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tflms
 from tflms.config import Config
 from tflms.planning.cost import static_costs
-from tflms.runtime.rewrite import start
+from tflms.runtime.job import start
 
 v1 = tf.compat.v1
 BLOCKS = 6

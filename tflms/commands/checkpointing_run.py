@@ -115,12 +115,12 @@ class Bench:
         """Let forward operations cost so many times what was measured, for predictions."""
         from tflms.config import Config
         from tflms.planning.cost import Costs
-        from tflms.runtime import rewrite as rewriting
+        from tflms.runtime.job import start
 
         case, costs = self.build(), Costs.load(self.costs)
         config = Config.of({"strategy": "none"})
         fetches = [case.loss, case.train_op]
-        job = rewriting.start(case.graph, config, loss=case.loss, fetches=fetches)
+        job = start(case.graph, config, loss=case.loss, fetches=fetches)
         forward = job.phases.forward
         seconds = [s * times if forward[op] else s for op, s in enumerate(costs.seconds)]
         replace(costs, seconds=tuple(seconds)).save(self.costs)

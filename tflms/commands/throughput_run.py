@@ -124,7 +124,7 @@ def _told(config: Mapping[str, Any]) -> str:
 def _activation_bytes(case: Any) -> int:
     """Bytes of the activations that the backward phase reads."""
     from tflms.config import Config
-    from tflms.runtime.rewrite import start
+    from tflms.runtime.job import start
 
     job = start(
         case.graph, Config(strategy="none"), loss=case.loss, fetches=[case.loss, case.train_op]

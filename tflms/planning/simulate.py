@@ -8,7 +8,6 @@ replayed for many orders.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from tflms.planning import kernels
 from tflms.planning.allocator import Event
 from tflms.planning.buffers import Buffers, Transfer
 from tflms.planning.cost import Costs, Sizes, static_costs
+from tflms.planning.executor import executor_order
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -77,29 +77,6 @@ class Timeline:
     seconds: float = 0.0
     stall_seconds: float = 0.0
     transfers: tuple[tuple[OpId, float, float], ...] = ()
-
-
-def executor_order(graph: Graph, within: set[OpId]) -> list[OpId]:
-    """Return operations in the order in which a first-in first-out executor makes them ready."""
-    waiting: dict[OpId, int] = {}
-    ready: deque[OpId] = deque()
-    for op in graph.ops():
-        if op.id not in within:
-            continue
-        count = sum(p in within for p in graph.predecessors(op.id))
-        waiting[op.id] = count
-        if not count:
-            ready.append(op.id)
-    order: list[OpId] = []
-    while ready:
-        op_id = ready.popleft()
-        order.append(op_id)
-        for after in graph.successors(op_id):
-            if after in waiting:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    ready.append(after)
-    return order
 
 
 def simulate(

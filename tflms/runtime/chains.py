@@ -21,9 +21,9 @@ from tflms.planning.cost import Costs
 from tflms.runtime import hook
 from tflms.runtime import read as reading
 from tflms.runtime import rewrite as rewriting
+from tflms.runtime.job import Job, start
 from tflms.runtime.measure import measure_costs
 from tflms.runtime.rehearsal import rehearse
-from tflms.runtime.rewrite import Job
 from tflms.units import format_bytes, format_seconds
 
 
@@ -129,7 +129,7 @@ def measure_chain(
     """
     settings = Config.of(config).replace(strategy="none")
     if isinstance(step, tf.Graph):
-        job = rewriting.start(step, settings, loss=loss, fetches=fetches)
+        job = start(step, settings, loss=loss, fetches=fetches)
         if feeds is None:
             return _weighed(job, forward_only=_forward_only(job))
         measure = functools.partial(
@@ -168,7 +168,7 @@ def _traced(function: Any, arguments: tuple[Any, ...], settings: Config) -> Meas
     losses = list({id(t): t for call in trace.gradients for t in call.targets}.values())
     targets = [t.op for t in graph.outputs if isinstance(t, tf.Tensor)]
     targets = list(dict.fromkeys([*targets, *graph.control_outputs]))
-    job = rewriting.start(graph, settings, loss=losses, fetches=targets)
+    job = start(graph, settings, loss=losses, fetches=targets)
     return _weighed(job, forward_only=_forward_only(job))
 
 

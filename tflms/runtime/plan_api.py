@@ -10,9 +10,9 @@ from tflms.errors import InfeasibleError
 from tflms.planning import tune as tuning
 from tflms.planning.plan import Plan, record, structure_hash
 from tflms.planning.simulate import Timeline
-from tflms.runtime import records
+from tflms.runtime import limits, records
 from tflms.runtime import rewrite as rewriting
-from tflms.runtime.rewrite import Job
+from tflms.runtime.job import Job, start
 
 
 def plan(
@@ -39,7 +39,7 @@ def plan(
         InfeasibleError: no plan meets the memory limit.
     """
     config = Config.of(config)
-    return _decide(rewriting.start(graph, config, loss=loss, fetches=fetches))
+    return _decide(start(graph, config, loss=loss, fetches=fetches))
 
 
 def _decide(job: Job) -> Plan:
@@ -71,7 +71,7 @@ def _plan(
         host_bytes=0 if proposal is None else after.host_peak_bytes,
         moved_bytes=0 if proposal is None else after.moved_bytes,
         order_edges=0 if outcome is None else outcome.order_edges,
-        notes=(note,) if note else (),
+        notes=(note,) if proposal is None else proposal.notes,
     )
 
 
@@ -110,8 +110,8 @@ def tune(
         InfeasibleError: no setting of the dials fits, by simulation.
     """
     base = Config.of(config).replace(strategy=strategy, memory_limit=memory_limit)
-    job = rewriting.start(graph, base, loss=loss, fetches=fetches)
-    limit = rewriting.limit_of(job)
+    job = start(graph, base, loss=loss, fetches=fetches)
+    limit = limits.limit_of(job)
     plain = base.replace(memory_limit=None)
     if job.before.peak_bytes <= limit:
         return plain.replace(n_tensors=0)

@@ -10,68 +10,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorflow.python.framework.func_graph import FuncGraph
-
 from tflms.checkpointing import strategy as checkpointing
 from tflms.config import CHECKPOINTING, Config
-from tflms.errors import ConfigError, GraphError, HandBackError, InfeasibleError
+from tflms.errors import ConfigError, GraphError, InfeasibleError
 from tflms.graph import effects, erase, order
-from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.names import is_inserted
-from tflms.graph.order import Phases
 from tflms.graph.verify import verify
-from tflms.planning import cost, packing, simulate
+from tflms.planning import cost, simulate
 from tflms.planning import plan as planning
 from tflms.planning.plan import Plan
 from tflms.planning.simulate import Timeline
-from tflms.report import Recompute, Report, Swap
+from tflms.report import Recompute, Report, Survival, Swap
 from tflms.rewriting.engine import Engine
-from tflms.runtime import costing, details, measure, records, survival, write
-from tflms.runtime import read as reading
+from tflms.runtime import costing, limits, measure, records, survival, write
 from tflms.runtime.facts import Facts
-from tflms.runtime.placement import check_devices, default_kind
+from tflms.runtime.job import Job, start
+from tflms.runtime.placement import default_kind
 from tflms.strategies import auto as automatic
 from tflms.strategies import shapes, siblings, waiting
 from tflms.strategies import swap as swapping
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Job:
-    """A graph on its way through one call."""
-
-    read: reading.ReadGraph
-    config: Config
-    phases: Phases
-    before: Timeline
-    started: float
-    loss: Sequence[ValueId] = ()
-    targets: Sequence[OpId] = ()
-    _weighed: tuple[int, cost.Sizes] | None = None
-    _costs: cost.Costs | None = None
-
-    @property
-    def graph(self) -> Graph:
-        """The IR."""
-        return self.read.graph
-
-    def weights(self) -> cost.Sizes:
-        """What the values of the IR weigh as it is now."""
-        if self._weighed is None or self._weighed[0] != self.graph.version:
-            config = self.config
-            self._weighed = (
-                self.graph.version,
-                cost.sizes(self.graph, device=config.device, batch_size=config.batch_size),
-            )
-        return self._weighed[1]
-
-    def within(self) -> set[OpId]:
-        """Operations that the training step runs, inserted ones among them."""
-        step = {op for op in range(len(self.phases.step)) if self.phases.step[op]}
-        return {
-            op.id for op in self.graph.ops() if op.id in step or op.id >= self.graph.original_ops
-        }
 
 
 def rewrite(
@@ -128,6 +87,7 @@ class Proposal:
     swapped: list[swapping.Swapped]
     outcome: automatic.Outcome | None = None
     checkpointed: checkpointing.Checkpointed | None = None
+    notes: tuple[str, ...] = ()
 
 
 def propose(job: Job) -> Proposal | str:
@@ -162,29 +122,29 @@ def propose(job: Job) -> Proposal | str:
 def _auto(job: Job) -> Proposal | str:
     """Keep a memory limit: order the step, park what must be parked, and nothing where all fits."""
     records.check_batch(job.graph, job.phases, job.config)
-    limit = limit_of(job)
-    if limit >= job.before.peak_bytes:
-        return _fits(job, limit)
+    limit = limits.limit_of(job)
+    plain = limits.as_it_is(job, limit)
+    if plain is not None and plain.fits:
+        return limits.kept_as_it_is(job, limit, plain)
     outcome = automatic.run(
         job.graph, job.phases, job.config, costs_of(job), limit, default_kind=default_kind()
     )
-    return Proposal(outcome.engine, outcome.swapped, outcome)
-
-
-def _fits(job: Job, limit: int) -> str:
-    return (
-        f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is (predicted), "
-        f"memory_limit is {limit}"
-    )
+    notes = () if plain is None else (f"{limits.may_need(job, plain)}: its order is fixed",)
+    return Proposal(outcome.engine, outcome.swapped, outcome, notes=notes)
 
 
 def _checkpointed(job: Job) -> Proposal | str:
     """Recompute as a schedule says, and nothing where all fits."""
-    limit = None if job.config.memory_limit is None else limit_of(job)
-    if limit is not None and limit >= job.before.peak_bytes:
-        return _fits(job, limit)
+    limit = None if job.config.memory_limit is None else limits.limit_of(job)
+    plain = None if limit is None else limits.as_it_is(job, limit)
+    if limit is not None and plain is not None and plain.fits:
+        return limits.kept_as_it_is(job, limit, plain)
     done = checkpointing.run(job.graph, job.phases, job.config, costs_of(job), limit)
-    return Proposal(done.engine, [], checkpointed=done)
+    if plain is not None and not checkpointing.recomputed_in(job.graph):
+        job.graph.rollback(0)
+        return f"nothing was changed: all is kept; {limits.may_need(job, plain)}"
+    notes = () if plain is None else (f"{limits.may_need(job, plain)}: its order is fixed",)
+    return Proposal(done.engine, [], checkpointed=done, notes=notes)
 
 
 def _replayed(job: Job, plan: Plan) -> Proposal | str:
@@ -204,7 +164,7 @@ def _replayed(job: Job, plan: Plan) -> Proposal | str:
     if plan.order is None:
         return Proposal(engine, swapped)
     outcome = automatic.outcome_of(engine, swapped, job.config, costs_of(job), plan.order_edges)
-    return Proposal(engine, swapped, outcome)
+    return Proposal(engine, swapped, outcome, notes=plan.notes)
 
 
 def timeline_of(job: Job, proposal: Proposal) -> Timeline:
@@ -212,37 +172,8 @@ def timeline_of(job: Job, proposal: Proposal) -> Timeline:
     if proposal.checkpointed is not None:
         return proposal.checkpointed.timeline
     if proposal.outcome is not None:
-        return _packed(job, proposal.outcome)
+        return limits.packed(job, proposal.outcome, costs_of(job))
     return simulate.simulate(job.graph, job.weights(), job.within(), costs=costs_of(job))
-
-
-def _packed(job: Job, outcome: automatic.Outcome) -> Timeline:
-    """Count what the allocator hands out beyond what was asked for, in a device of the limit.
-
-    In the planned order: the executor runs the loss as soon as it can, though the limit also holds
-    where it leaves it for later.
-    """
-    weights, within = job.weights(), set(outcome.timeline.order)
-    planned = [op for op in outcome.engine.witness if op in within]
-    replay = simulate.Replay(job.graph, weights, within, costs_of(job))
-    timeline = replay.run(planned)
-    waste = packing.waste_of(weights.kind or default_kind())
-    peak = packing.packed_peak(replay.events(planned), limit_of(job), waste)
-    if peak is None or peak <= timeline.peak_bytes:
-        return timeline
-    return dataclasses.replace(timeline, peak_bytes=peak)
-
-
-def limit_of(job: Job) -> int:
-    """Return the memory limit in bytes; a fraction is one of the peak as it is.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    limit = job.config.memory_limit
-    if limit is None:
-        raise ConfigError("strategy 'auto' keeps a memory_limit; set it to the device's bytes")
-    return int(limit * job.before.peak_bytes) if isinstance(limit, float) else int(limit)
 
 
 def costs_of(job: Job) -> cost.Costs:
@@ -251,58 +182,10 @@ def costs_of(job: Job) -> cost.Costs:
         limited = job.config.memory_limit is not None
         job._costs = costing.costs_for(
             job.read, job.config, job.weights(), job.phases,
-            fits=not limited or job.before.peak_bytes <= limit_of(job),
+            fits=not limited or job.before.peak_bytes <= limits.limit_of(job),
             relieve=lambda graph, config, fetches: rewrite(graph, config, fetches=fetches),
         )  # fmt: skip
     return job._costs
-
-
-def start(
-    graph: Any,
-    config: Config,
-    *,
-    loss: Any = None,
-    fetches: Iterable[Any] | Any = (),
-    plan: Plan | None = None,
-) -> Job:
-    """Read a graph, check the call's arguments, find the phases, and simulate it as it is."""
-    started = time.perf_counter()
-    read = reading.read(graph)
-    details.note(read)
-    if read.tf_graph.finalized:
-        raise HandBackError(
-            "the graph is finalized and cannot be edited; rewrite it before MonitoredSession, "
-            "Supervisor or graph.finalize() close it"
-        )
-    check_devices(config)
-    if isinstance(fetches, str) or not isinstance(fetches, Iterable):
-        fetches = [fetches]
-    if plan is None:
-        targets = reading.resolve(read, fetches)
-        given = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
-        losses = [_loss_value(read, one) for one in given]
-    else:
-        plan.check(read.graph)
-        targets, losses = [OpId(t) for t in plan.targets], [ValueId(v) for v in plan.loss]
-    phases = order.phases(
-        read.graph,
-        loss=losses,
-        targets=targets,
-        whole=isinstance(graph, FuncGraph),
-    )
-    within = {op.id for op in read.graph.ops() if phases.step[op.id]}
-    weights = cost.sizes(read.graph, device=config.device, batch_size=config.batch_size)
-    before = simulate.simulate(read.graph, weights, within)
-    return Job(read, config, phases, before, started, losses, targets)
-
-
-def _loss_value(read: reading.ReadGraph, loss: Any) -> ValueId:
-    reading.resolve(read, [loss])
-    element = read.tf_graph.as_graph_element(loss) if isinstance(loss, str) else loss
-    found = read.value_id(element) if hasattr(element, "value_index") else None
-    if found is None:
-        raise GraphError(f"loss= is {loss!r}; pass the tensor that the gradients were taken of")
-    return found
 
 
 def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
@@ -314,9 +197,14 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     after = timeline_of(job, proposal)
     notes: tuple[str, ...] = ()
     recomputed = checkpointing.recomputed_in(graph)
-    if not (swapped or recomputed or (outcome and outcome.order_edges)):
+    if outcome is not None and not (swapped or recomputed or outcome.order_edges):
+        notes = (
+            "nothing was changed: what the step needs is in the only order that it has "
+            f"(predicted: {after.peak_bytes} bytes)",
+        )
+    elif outcome is None and not (swapped or recomputed):
         notes = ("nothing was changed: no value has a late use with an anchor to wait for",)
-    elif after.peak_bytes > job.before.peak_bytes:
+    elif outcome is None and after.peak_bytes > job.before.peak_bytes:
         notes = (
             "nothing was changed: the simulation predicts a peak of "
             f"{after.peak_bytes} bytes after the rewrite and {job.before.peak_bytes} before",
@@ -340,6 +228,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     if proposal.checkpointed is not None:
         report.notes = proposal.checkpointed.told()
         report.plain_seconds = proposal.checkpointed.plain_seconds  # by the same costs
+    report.notes += proposal.notes
     if job._costs is not None and job._costs.source != "static":
         report.notes += (f"costs were {job._costs.source}",)
     if outcome is not None:
@@ -347,6 +236,8 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
         report.floor_bytes = outcome.floor.nbytes
         report.plain_seconds = records.plain_seconds(graph, after, costs_of(job))
         report.notes += (f"{outcome.order_edges} control edges fix the order of the step",)
+    if report._verify is None and report.changed:  # it only waits: there is nothing to remove
+        report._verify = lambda _: Survival(expected=0, survived=0, missing=())
     return report
 
 

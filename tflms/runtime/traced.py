@@ -127,11 +127,11 @@ class Traced:
         notes += _closed_bodies(graph)
         report.notes = (*report.notes, *notes)
         self._keep(report, trace)
-        if report.changed:
+        if report.inserted_names:
             graph.mark_as_unsaveable(_UNSAVEABLE)
             collect.mark(report, graph)
             collect.expect(report)
-        else:
+        elif not report.changed:
             report._verify = None
 
     def _keep(self, report: Report, trace: hook.Trace) -> None:

@@ -1,0 +1,88 @@
+"""What a step may need while nothing fixes its order: the orders that an executor may take."""
+
+from __future__ import annotations
+
+import tflms
+from tflms.graph import text
+from tflms.planning import cost
+from tflms.planning.executor import executor_order, possible_orders
+from tflms.planning.simulate import Replay
+from tflms.planning.unordered import unordered
+from tflms.zoo import graphs
+
+WIDE = 16384  # bytes of an activation
+LAYERS = 6
+
+
+def step():
+    """Forward and backward through a chain; each weight's gradient ends an activation."""
+    lines = ["a0 = Placeholder() : f32[4096]"]
+    lines += [f"a{i + 1} = Cumsum(a{i}) : f32[4096]" for i in range(LAYERS)]
+    lines += [f"loss = Sum(a{LAYERS}) : f32[]", f"g{LAYERS} = Fill(loss) : f32[4096]"]
+    for i in reversed(range(LAYERS)):
+        lines.append(f"w{i} = BatchMatMul(g{i + 1}, a{i}) : f32[]")
+        lines.append(f"g{i} = Cumprod(g{i + 1}) : f32[4096]")
+    graph = text.parse("\n".join(f"{line} @/device:EMU:0" for line in lines))
+    return graph, {op.id for op in graph.ops()}
+
+
+def replayed(graph, within):
+    weights = cost.sizes(graph)
+    return Replay(graph, weights, within, cost.static_costs(graph, weights))
+
+
+def test_possible_orders_keep_all_edges_and_let_gradients_of_weights_fall_behind():
+    graph, within = step()
+    orders = possible_orders(graph, within)
+    assert orders[0] == executor_order(graph, within)
+    for found in orders:
+        place = {op: at for at, op in enumerate(found)}
+        assert set(found) == within
+        assert all(place[p] < place[op] for op in within for p in graph.predecessors(op))
+    last = [graph.op(op).name for op in orders[-1][-LAYERS:]]
+    assert {name[0] for name in last[:-1]} == {"w"}
+
+
+def test_a_step_fits_only_where_it_fits_in_every_order():
+    graph, within = step()
+    replay = replayed(graph, within)
+    first = replay.run(executor_order(graph, within)).peak_bytes
+    most = unordered(graph, replay, within, first, waste=1 << 16).most_bytes
+    # behind the chain of gradients all activations and all gradients are alive at once
+    assert most >= 2 * LAYERS * WIDE > first
+    assert not unordered(graph, replay, within, first, waste=1 << 16).fits
+    assert not unordered(graph, replay, within, most - 1, waste=1 << 16).fits
+    assert unordered(graph, replay, within, most + 3 * WIDE, waste=1 << 16).fits
+
+
+def rewritten(limit, **config):
+    case = graphs.unet3d(size=16, filters=4)
+    before = case.graph.as_graph_def().SerializeToString(deterministic=True)
+    report = tflms.rewrite(
+        case.graph, {"memory_limit": limit, **config}, loss=case.loss,
+        fetches=[case.loss, case.train_op],
+    )  # fmt: skip
+    after = case.graph.as_graph_def().SerializeToString(deterministic=True)
+    assert report.changed == (before != after)
+    return report
+
+
+def test_a_limit_just_above_the_plain_peak_fixes_the_order_and_one_well_above_changes_nothing():
+    plain = rewritten("1GB")
+    assert not plain.changed
+    assert plain.notes[0].startswith("nothing was changed: the step needs")
+    limit = int(1.01 * plain.plain_peak_bytes)
+    report = rewritten(limit)
+    assert report.changed
+    assert report.orders
+    assert report.predicted_peak_bytes <= limit
+    assert "where the executor runs it in another order: its order is fixed" in report.notes[0]
+    assert report.verify().ok
+    assert rewritten(1.0).changed  # of the predicted peak, which the executor may exceed
+
+
+def test_schedules_are_followed_where_the_step_may_need_more_than_the_limit_as_it_is():
+    plain = rewritten("1GB").plain_peak_bytes
+    report = rewritten(int(1.05 * plain), strategy="optimal_checkpointing")
+    assert report.recomputes
+    assert "where the executor runs it in another order" in report.notes[-1]

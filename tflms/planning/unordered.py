@@ -1,0 +1,44 @@
+"""Predicts whether a step fits in a device while nothing fixes its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tflms.graph.ir import Graph, OpId
+from tflms.planning.allocator import packs
+from tflms.planning.executor import possible_orders
+from tflms.planning.simulate import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Unordered:
+    """What a step may need as it is.
+
+    Attributes:
+        most_bytes: the highest peak over the orders in which the executor may run it.
+        fits: whether all of them find room in the device, holes between buffers included.
+    """
+
+    most_bytes: int
+    fits: bool
+
+
+def unordered(
+    graph: Graph, replay: Replay, within: set[OpId], capacity: int, *, waste: int
+) -> Unordered:
+    """Replay a step in all orders that the executor may take, in a device of that capacity.
+
+    Args:
+        graph: the graph as it is.
+        replay: of this very graph.
+        within: the operations that run.
+        capacity: bytes of the device.
+        waste: the rest of a hole from which on its allocator splits it, see ``overflow``.
+    """
+    orders = possible_orders(graph, within)
+    most = max(replay.run(order).peak_bytes for order in orders)
+    fits = most <= capacity
+    for order in orders if fits else ():
+        asked = replay.events(order)
+        fits = fits and packs(asked.persistent, asked.events, capacity, waste=waste)
+    return Unordered(most, fits)

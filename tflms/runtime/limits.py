@@ -1,0 +1,73 @@
+"""Decides what a memory limit asks for: whether a step keeps it as it is, and what a plan holds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tflms.errors import ConfigError
+from tflms.planning import packing
+from tflms.planning.cost import Costs, static_costs
+from tflms.planning.simulate import Replay, Timeline
+from tflms.planning.unordered import Unordered, unordered
+from tflms.runtime.job import Job
+from tflms.runtime.placement import default_kind
+from tflms.strategies.auto import Outcome
+
+
+def limit_of(job: Job) -> int:
+    """Return the memory limit in bytes; a fraction is one of the peak as it is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    limit = job.config.memory_limit
+    if limit is None:
+        raise ConfigError("strategy 'auto' keeps a memory_limit; set it to the device's bytes")
+    return int(limit * job.before.peak_bytes) if isinstance(limit, float) else int(limit)
+
+
+def packed(job: Job, outcome: Outcome, costs: Costs) -> Timeline:
+    """Count what the allocator hands out beyond what was asked for, in a device of the limit.
+
+    In the planned order: the executor runs the loss as soon as it can, though the limit also holds
+    where it leaves it for later.
+    """
+    weights, within = job.weights(), set(outcome.timeline.order)
+    planned = [op for op in outcome.engine.witness if op in within]
+    replay = Replay(job.graph, weights, within, costs)
+    timeline = replay.run(planned)
+    peak = packing.packed_peak(replay.events(planned), limit_of(job), _waste(job))
+    if peak is None or peak <= timeline.peak_bytes:
+        return timeline
+    return dataclasses.replace(timeline, peak_bytes=peak)
+
+
+def as_it_is(job: Job, limit: int) -> Unordered | None:
+    """Return what a step may need that nothing orders; None where it is over the limit anyway."""
+    if limit < job.before.peak_bytes:
+        return None
+    graph, weights, within = job.graph, job.weights(), job.within()
+    replay = Replay(graph, weights, within, static_costs(graph, weights))
+    return unordered(graph, replay, within, limit, waste=_waste(job))
+
+
+def kept_as_it_is(job: Job, limit: int, plain: Unordered) -> str:
+    """Say that nothing is changed, because the step keeps the limit in any order."""
+    return (
+        f"nothing was changed: the step needs {job.before.peak_bytes} bytes as it is, and at most "
+        f"{plain.most_bytes} in whichever order the executor runs it (predicted); memory_limit is "
+        f"{limit}"
+    )
+
+
+def may_need(job: Job, plain: Unordered) -> str:
+    """Say what a step may need that fits in most orders and not in all."""
+    return (
+        f"as it is, the step needs {job.before.peak_bytes} bytes (predicted), but up to "
+        f"{plain.most_bytes}, holes between buffers not counted, where the executor runs it in "
+        "another order"
+    )
+
+
+def _waste(job: Job) -> int:
+    return packing.waste_of(job.weights().kind or default_kind())
