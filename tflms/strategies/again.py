@@ -48,6 +48,7 @@ def run(
     costs: Costs,
     room: int,
     near: int,
+    at_any_price: bool,
     default_kind: str,
 ) -> set[ValueId]:
     """Have what is cheap computed again.
@@ -60,6 +61,7 @@ def run(
         costs: what operations and copies take.
         room: bytes that the limit leaves beside what stays all step long.
         near: what is read for it has to be needed within so many operations of the line.
+        at_any_price: also where the link would be quicker, as nothing else keeps the limit.
         default_kind: the kind of device of operations that name none.
 
     Returns:
@@ -75,7 +77,8 @@ def run(
         touched = max(weights.nbytes[v] for v in made) + sum(weights.nbytes[v] for v in read)
         seconds = sum(costs.seconds[op] for op in row)
         nbytes = weights.nbytes[value]
-        return touched <= _ROOM * room and seconds * _WORTH <= nbytes * on_link
+        quick = at_any_price or seconds * _WORTH <= nbytes * on_link
+        return quick and (at_any_price or touched <= _ROOM * room)
 
     for value in sorted(wanted, key=lambda v: (engine.place(graph.value(v).op), v)):
         again.consider(value, worth)

@@ -17,7 +17,8 @@ VARIANTS = tuple((pace, False) for pace in (1, 0, 2, 3, 4, 5, 6, 7, 8, 9))
 TIGHT_VARIANTS = ((1, False), (1, True), (0, False), (0, True), *VARIANTS[2:])
 # Of the limit, into which buffers must fit: what variables were started with is an estimate, and
 # near the floor a buffer that goes a moment late takes another's place.
-ROOM_PER_MILLE, TIGHT_ROOM_PER_MILLE = 996, 975
+ROOM_PER_MILLE = 996
+TIGHT_ROOMS_PER_MILLE = (975, 985)  # the second where the first is too little
 _JUDGED = 3  # plans of those that were tried, when a limit is refused
 
 

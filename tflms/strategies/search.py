@@ -26,7 +26,7 @@ from tflms.strategies import again
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.holes import (
     ROOM_PER_MILLE,
-    TIGHT_ROOM_PER_MILLE,
+    TIGHT_ROOMS_PER_MILLE,
     TIGHT_VARIANTS,
     VARIANTS,
     Spill,
@@ -82,6 +82,7 @@ class _Variant:
 
     kept: _Kept
     near: int
+    at_any_price: bool
     seeds: tuple[OpId, ...]
 
 
@@ -101,6 +102,7 @@ class Search:
         waste: what the device's allocator leaves over at most, see ``overflow``.
         default_kind: the kind of device that runs operations which name none.
         recompute: whether values may be computed again.
+        room_per_mille: of the limit, into which buffers must fit.
         tried: peak, replay and order of each attempt that failed.
     """
 
@@ -118,6 +120,7 @@ class Search:
     waste: int
     default_kind: str
     recompute: bool = True
+    room_per_mille: int = ROOM_PER_MILLE
     tried: list[tuple[int, Replay, list[OpId]]] = dataclasses.field(default_factory=list)
 
     def run(self) -> Found | None:
@@ -130,31 +133,37 @@ class Search:
         )  # fmt: skip
         edges = fix_order(self.engine, links)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
-        variants = self._variants_of(links)
+        variants: list[_Variant] = []
+        for room in TIGHT_ROOMS_PER_MILLE if self.tight else (ROOM_PER_MILLE,):
+            self.room_per_mille = room
+            if variants := self._variants_of(links):
+                break
         if not variants:
             graph.rollback(start)
             return None
         best = min(variants, key=_weighed)
-        search = (self._with_again(links, best.near) if best.near else None) or self
+        search: Search | None = None
+        if best.near:
+            search = self._with_again(links, best.near, best.at_any_price)
         seeds = dict(zip(best.seeds, again.seeds(graph), strict=True))
         decision = renumbered(best.kept.decision, seeds)
         swapped = apply(self.engine, links, decision, best.kept.setup.relaxed)
-        timeline, _ = search._judge(links)  # the same, of the operations that stay
+        timeline, _ = (search or self)._judge(links)  # the same, of the operations that stay
         return Found(swapped, timeline, edges)
 
     def _variants_of(self, links: Chain) -> list[_Variant]:
         """Ways to keep the limit: with nothing computed again, and with what is cheap."""
         graph = self.engine.graph
         found = self._found(links)
-        variants = [] if found is None else [_Variant(found, 0, ())]
+        variants = [] if found is None else [_Variant(found, 0, False, ())]
         if not self.recompute or (found is not None and not _stalls(found.timeline)):
             return variants
         for near in _NEAR:
             mark = len(graph.journal)
-            other = self._with_again(links, near)
+            other = self._with_again(links, near, found is None)
             kept = None if other is None else other._found(links)
             if kept is not None:
-                variants.append(_Variant(kept, near, again.seeds(graph)))
+                variants.append(_Variant(kept, near, found is None, again.seeds(graph)))
             graph.rollback(mark)
         return variants
 
@@ -163,13 +172,13 @@ class Search:
         kept = self._aim(problem(self, links), links, self._attempts())
         return kept if kept is None or self.tight else self._relax(kept, links)
 
-    def _with_again(self, links: Chain, near: int) -> Search | None:
+    def _with_again(self, links: Chain, near: int, at_any_price: bool) -> Search | None:
         """Have cheap values computed again; return the search that goes on from there, or None."""
         engine = self.engine
         values = again.run(
             engine, links, self.wanted, weights=self.weights, costs=self.costs,
             room=self.limit - self.replay.persistent_bytes, near=near,
-            default_kind=self.default_kind,
+            at_any_price=at_any_price, default_kind=self.default_kind,
         )  # fmt: skip
         if not values:
             return None
@@ -192,11 +201,8 @@ class Search:
         loose = least_limit(self.tried, self.waste, VARIANTS, ROOM_PER_MILLE)
         if not self.tight:
             return loose
-        tight = least_limit(self.tried, self.waste, TIGHT_VARIANTS, TIGHT_ROOM_PER_MILLE)
+        tight = least_limit(self.tried, self.waste, TIGHT_VARIANTS, TIGHT_ROOMS_PER_MILLE[-1])
         return min(tight, max(loose, int(_TIGHT * self.floor)))
-
-    def _room_per_mille(self) -> int:
-        return TIGHT_ROOM_PER_MILLE if self.tight else ROOM_PER_MILLE
 
     def _variants(self) -> Sequence[tuple[int, bool]]:
         return TIGHT_VARIANTS if self.tight else VARIANTS
@@ -306,7 +312,7 @@ class Search:
         for pace, scattered in variants if timeline.peak_bytes <= self.limit else ():
             ran = apart if apart is not None and pace == variants[-1][0] else planned
             asked = replay.events(ran, pace)
-            room = self.limit * self._room_per_mille() // 1000
+            room = self.limit * self.room_per_mille // 1000
             found = overflow(
                 asked.persistent, asked.events, room, waste=self.waste, scattered=scattered
             )
