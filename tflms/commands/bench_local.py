@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tflms.commands.children import environment
 from tflms.errors import ConfigError, TflmsError
 
 PARTS = ("traffic", "cost", "throughput", "memory")
-_ROOT = Path(__file__).resolve().parents[2]
 _THROUGHPUT = Path(__file__).with_name("local_throughput.py")
 # Of the 8 x 4096 MLP, in the reference's table of serial cost; two decimals.
 _SHORTER = {2: 1.94, 4: 3.87, 8: 7.73}
@@ -197,10 +197,8 @@ def _peak(device: str, batch: int, case: str) -> int:
 
 
 def _python(*words: str) -> str:
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}
     run = subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *words], env=environment(), capture_output=True, text=True, check=False
     )
     if run.returncode:
         raise TflmsError(f"{' '.join(words)} failed ({run.returncode}):\n{run.stderr[-4000:]}")

@@ -45,7 +45,7 @@ def run_job(
             stdout=subprocess.PIPE,
             stderr=complaints,
             text=True,
-            env=_environment(),
+            env=environment(),
         )
         too_long = threading.Timer(timeout_seconds, child.kill)
         too_long.start()
@@ -96,7 +96,7 @@ def ask(
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
-        env=_environment(),
+        env=environment(),
         check=False,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(f'{{"{key}"')]
@@ -106,7 +106,7 @@ def ask(
     return found
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment of a child, in which the package that runs now is found."""
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": path}

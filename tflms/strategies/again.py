@@ -72,13 +72,13 @@ def run(
 
     def worth(value: ValueId, row: Sequence[OpId]) -> bool:
         """Tell whether it takes less time than the link, and leaves room for others."""
+        if at_any_price:
+            return True
         made = {v for op in row for v in graph.op(op).outputs}
         read = {v for op in row for v in graph.op(op).inputs} - made
         touched = max(weights.nbytes[v] for v in made) + sum(weights.nbytes[v] for v in read)
         seconds = sum(costs.seconds[op] for op in row)
-        nbytes = weights.nbytes[value]
-        quick = at_any_price or seconds * _WORTH <= nbytes * on_link
-        return quick and (at_any_price or touched <= _ROOM * room)
+        return touched <= _ROOM * room and seconds * _WORTH <= weights.nbytes[value] * on_link
 
     for value in sorted(wanted, key=lambda v: (engine.place(graph.value(v).op), v)):
         again.consider(value, worth)
