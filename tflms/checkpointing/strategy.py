@@ -92,7 +92,7 @@ def run(
     shapes.run(engine)
     release_first(engine, weights, pairs)
     if limit is not None:
-        updates.one_at_a_time(engine, ways[0].spine, weights, limit * _LARGE_PERCENT // 100)
+        updates.few_at_a_time(engine, ways[0].spine, weights, limit * _LARGE_PERCENT // 100)
     mark = len(graph.journal)
     found: list[tuple[float, Search, Schedule]] = []
     refused: list[TflmsError] = []
