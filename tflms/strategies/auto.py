@@ -15,7 +15,7 @@ from tflms.planning.packing import waste_of
 from tflms.planning.schedule import least_peak, list_schedule
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
-from tflms.strategies import shapes, starts
+from tflms.strategies import biases, shapes, starts
 from tflms.strategies.search import Search
 from tflms.strategies.swap import Swapped, paired, selection
 
@@ -68,6 +68,7 @@ def run(
     wanted = _wanted(graph, phases, config, default_kind)
     order = _ordered(graph, phases, weights, step, wanted)
     outside = [op for op in phases.order if op not in step]
+    order = [op for op in _mergeable(graph, [*order, *outside], default_kind) if op in step]
     whole = _whole(graph, order, outside)
     engine = Engine(graph, phases, host_device=config.host_device, order=whole)
     shapes.run(engine)
@@ -119,6 +120,20 @@ def _ordered(
         list_schedule(graph, weights, step, parked=parked, late=late, lightest=True),
     ]
     return min(orders, key=lambda order: least_peak(graph, weights, order, parked))
+
+
+def _mergeable(graph: Graph, order: list[OpId], default_kind: str) -> list[OpId]:
+    """The order with gradients of biases behind those that the runtime merges them with."""
+    pairs = biases.merged(graph, order, default_kind)
+    found = with_edges(graph, order, pairs)
+    if found is not None:
+        return found
+    kept: list[tuple[OpId, OpId]] = []
+    for pair in pairs:  # the user's own edges say otherwise of some
+        if (one := with_edges(graph, order, [*kept, pair])) is not None:
+            kept.append(pair)
+            found = one
+    return order if found is None else found
 
 
 def outcome_of(

@@ -11,6 +11,7 @@ from tflms.graph.order import Phases
 from tflms.planning import kernels
 from tflms.planning.cost import Sizes, short_device
 from tflms.rewriting.engine import Application, Applied, Engine
+from tflms.strategies import biases
 
 _FEW = 10  # one of so many operations
 # Where no edge is in the way, Grappler moves scalars through rows of products and regroups norms:
@@ -58,11 +59,13 @@ def chain(
     ``default_kind`` is the kind of device of operations that name none.
     """
     folded = kernels.folded(graph, order)
+    merged = {op for _, op in biases.merged(graph, order, default_kind)}
     touching = [
         op_id
         for op_id in order
         if op_id < graph.original_ops
         and op_id not in folded
+        and op_id not in merged
         and weights.on_device[op_id]
         and _orderable(graph, phases, op_id)
         and any(weights.nbytes[v] >= least for v in _touched(graph, phases, op_id, folded))
