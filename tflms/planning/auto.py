@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 _ROUNDS = 12  # of choosing and placing, each with a target lowered by what the last was over
 _SLOW_COPIES_PERCENT = 103  # of the peak with instant copies: what slow ones may make of it
 _SLOW_LINK = 1.25  # copies back start early enough for a link that is so much slower
+_LEAD = 12  # anchors before its use: sooner, a copy back only breaks the room into pieces
 _LATE_COPY = 1.25  # a copy out may take so much longer than planned before it is waited for
 
 
@@ -341,8 +342,7 @@ def _place_ins(problem: Problem, places: Ints, windows: list[_Window], resident:
         last = int(np.searchsorted(places, use, side="left")) - 1
         wanted = int(np.searchsorted(ends[: last + 1], due[gap.value, use], side="right")) - 1
         window.early = int(places[max(wanted, 0)])
-        if gap.value not in problem.relaxed:
-            wanted = last
+        wanted = max(wanted, last - (_LEAD if gap.value in problem.relaxed else 0))
         low = max(int(np.searchsorted(places, max(window.gone, gap.after + 1), side="left")), 0)
         if low > last:
             window.back = window.gone - 1  # no operation lies between: it stays

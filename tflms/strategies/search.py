@@ -42,8 +42,9 @@ _FEWEST_ATTEMPTS = 10
 _SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 6
 _RELAXATIONS = 4
+_PATIENCE = 2  # aims that are lower and no better
 _AIMS_PERCENT = (100, 92, 85, 70)  # of the limit: where little is parked, little can be moved about
-_AIMS_RELAXED_PERCENT = (94, 91, 88, 82, 76)
+_AIMS_RELAXED_PERCENT = (95, 93, 91, 89, 85, 80, 74)
 _SPILLS_RELAXED = 6  # buffers that find no room, for which room is made at once
 _NEAR = (6, 16)  # operations of the line: how soon what is read again has to be needed anyway
 _WORTH = 0.98  # of the time without: computing again has to save so much
@@ -255,15 +256,17 @@ class Search:
         costs more time than a little less memory does.
         """
         best: _Kept | None = None
+        since = 0  # tries since the best
         everything = frozenset(strict.setup.gaps)
         for percent in _AIMS_RELAXED_PERCENT:
             aim = self.limit * percent // 100
             setup = dataclasses.replace(strict.setup, relaxed=everything, away={}, limit=aim)
             kept = self._keep(setup, links, self._attempts() // len(_AIMS_RELAXED_PERCENT))
+            since += best is not None
             if kept is not None and (best is None or _seconds(kept) < _seconds(best)):
-                best = kept
-                if not _stalls(kept.timeline):
-                    break
+                best, since = kept, 0
+            if best is not None and (since == _PATIENCE or not _stalls(best.timeline)):
+                break
         return best if best is None or best.timeline.seconds < strict.timeline.seconds else strict
 
     def _relax_roomiest(self, strict: _Kept, links: Chain) -> _Kept:
