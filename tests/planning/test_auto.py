@@ -141,18 +141,34 @@ def test_below_the_floor_the_error_names_operation_operands_and_smallest_limit()
     assert str(error.minimum_bytes) in str(error)
 
 
-def test_the_smallest_limit_that_the_error_names_is_met():
-    graph = chain_graph()
-    _, costs, phases = prepared(graph)
-    limit = 4 * WIDE * 4
-    try:
-        auto.run(graph, phases, Config(memory_limit=limit, min_swap_bytes=0), costs, limit)
-    except InfeasibleError as error:
-        limit = error.minimum_bytes
+@pytest.mark.parametrize("limit", [1000, 4 * WIDE * 3])  # below the floor, and a little above
+def test_the_smallest_limit_that_the_error_names_is_met(limit):
+    def asked(limit):
         graph = chain_graph()
         _, costs, phases = prepared(graph)
-        again = auto.run(graph, phases, Config(memory_limit=limit, min_swap_bytes=0), costs, limit)
-        assert again.timeline.peak_bytes <= limit
+        config = Config(memory_limit=limit, min_swap_bytes=0)
+        return graph, auto.run(graph, phases, config, costs, limit)
+
+    with pytest.raises(InfeasibleError) as caught:
+        asked(limit)
+    named = caught.value.minimum_bytes
+    assert named > limit
+    graph, again = asked(named)
+    assert again.timeline.peak_bytes <= named
+    verify(graph)
+
+
+def test_a_refusal_leaves_the_graph_as_it_was_and_says_that_more_could_be_parked():
+    graph = chain_graph()
+    before = text.dump(graph)
+    _, costs, phases = prepared(graph)
+    limit = 200_000  # kept with values on the host
+    config = Config(
+        memory_limit=limit, host_memory_limit=1000, min_swap_bytes=0, recompute=False
+    )  # fmt: skip
+    with pytest.raises(InfeasibleError, match=r"so may a host_memory_limit above 1\.0 kB"):
+        auto.run(graph, phases, config, costs, limit)
+    assert text.dump(graph) == before
 
 
 def test_planning_is_deterministic():

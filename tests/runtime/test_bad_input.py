@@ -159,7 +159,7 @@ def test_a_graph_with_nothing_worth_swapping_is_left_alone_and_it_is_said(step):
 def test_a_plan_over_the_hosts_limit_is_refused(step):
     graph, _, loss, train = step
     config = {**SETTINGS, "host_memory_limit": 100, "batch_size": 64}
-    refused(InfeasibleError, "more than host_memory_limit=100; raise it, or lower n_tensors",
+    refused(InfeasibleError, "more than host_memory_limit=100; raise it, or lower n_tensors: less",
             graph, config, loss=loss, fetches=[train])  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def _refusal(
     lowest = floor(graph, weights, costs, step, persistent)
     if limit >= lowest.nbytes:
         return error
-    return refuse(graph, lowest, limit, error.minimum_bytes)
+    return refuse(graph, lowest, limit, max(lowest.nbytes, error.minimum_bytes or 0))
 
 
 def _least(error: TflmsError) -> tuple[bool, float]:

@@ -63,13 +63,28 @@ def floor(
     return Floor(best[0] + persistent_bytes, persistent_bytes, best[1], operands, best[3])
 
 
-def refuse(graph: Graph, found: Floor, limit: int, minimum: int | None = None) -> InfeasibleError:
-    """Return the error for a limit that nothing can meet; ``minimum`` is what a plan did reach."""
-    least = max(found.nbytes, minimum or 0)
+def refuse(
+    graph: Graph,
+    found: Floor,
+    limit: int,
+    minimum: int | None = None,
+    *,
+    host_limit: int | None = None,
+) -> InfeasibleError:
+    """Return the error for a limit that cannot be kept.
+
+    Args:
+        graph: the graph.
+        found: its floor.
+        limit: bytes that were asked for.
+        minimum: bytes; the smallest limit that is known to be kept, if any is.
+        host_limit: bytes that may be parked, if that is limited.
+    """
     size = units.format_bytes
     name = graph.op(found.op).name if found.op is not None else "the step"
     operands = [(graph.value_name(v), n) for v, n in found.operands]
     listed = ", ".join(f"{n} {size(b)}" for n, b in operands[:6])
+    parks = "" if host_limit is None else f" and parks at most {size(host_limit)}"
     if limit < found.nbytes:
         cause = (
             f"{name!r} alone needs {size(found.nbytes - found.persistent_bytes)} at once "
@@ -77,14 +92,18 @@ def refuse(graph: Graph, found: Floor, limit: int, minimum: int | None = None) -
         )
     else:
         cause = (
-            f"the plan that saves most still needs {size(least)}; the floor is "
-            f"{size(found.nbytes)}, at {name!r} ({listed}) beside "
-            f"{size(found.persistent_bytes)} of variables and constants"
+            f"no plan was found that keeps it{parks}; the floor is {size(found.nbytes)}, at "
+            f"{name!r} ({listed}) beside {size(found.persistent_bytes)} of variables and constants"
         )
+    known = "No limit was found that can be kept"
+    if minimum is not None:
+        known = f"The smallest limit that was found to be kept is {minimum} bytes"
+    helps = "a smaller batch or a smaller input lowers it"
+    if host_limit is not None:
+        helps += f", and so may a host_memory_limit above {size(host_limit)}"
     return InfeasibleError(
-        f"memory_limit is {size(limit)} ({limit} bytes), but {cause}. The smallest limit that can "
-        f"be met is {least} bytes; a smaller batch or a smaller input lowers it",
-        minimum_bytes=least,
+        f"memory_limit is {size(limit)} ({limit} bytes), but {cause}. {known}; {helps}",
+        minimum_bytes=minimum,
         op=name,
         operands=operands,
         persistent_bytes=found.persistent_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tflms.graph.ir import Graph, OpId
-from tflms.planning.allocator import packs
+from tflms.planning.allocator import least_capacity, packs
 from tflms.planning.executor import possible_orders
 from tflms.planning.simulate import Replay
 
@@ -42,3 +42,16 @@ def unordered(
         asked = replay.events(order)
         fits = fits and packs(asked.persistent, asked.events, capacity, waste=waste)
     return Unordered(most, fits)
+
+
+def enough_bytes(graph: Graph, replay: Replay, within: set[OpId], *, waste: int) -> int:
+    """Return the bytes of a device in which a step fits in all orders; arguments as before."""
+    orders = possible_orders(graph, within)
+    asked = [replay.events(order) for order in orders]
+    found, higher = 0, max(replay.run(order).peak_bytes for order in orders)
+    while higher > found:  # what fits in one device need not fit in a larger one
+        found = higher
+        higher = max(
+            least_capacity(one.persistent, one.events, found, waste=waste) for one in asked
+        )
+    return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from tflms.errors import ConfigError
+from tflms.errors import ConfigError, InfeasibleError
 from tflms.planning import packing
 from tflms.planning.cost import Costs, static_costs
 from tflms.planning.simulate import Replay, Timeline
-from tflms.planning.unordered import Unordered, unordered
+from tflms.planning.unordered import Unordered, enough_bytes, unordered
 from tflms.runtime.job import Job
 from tflms.runtime.placement import default_kind
 from tflms.strategies.auto import Outcome
@@ -46,9 +46,22 @@ def as_it_is(job: Job, limit: int) -> Unordered | None:
     """Return what a step may need that nothing orders; None where it is over the limit anyway."""
     if limit < job.before.peak_bytes:
         return None
-    graph, weights, within = job.graph, job.weights(), job.within()
-    replay = Replay(graph, weights, within, static_costs(graph, weights))
-    return unordered(graph, replay, within, limit, waste=_waste(job))
+    return unordered(job.graph, _replay(job), job.within(), limit, waste=_waste(job))
+
+
+def refused(job: Job, error: InfeasibleError) -> InfeasibleError:
+    """Return the error for a limit that no plan keeps; it names one at which nothing is changed.
+
+    Unless it names a smaller one already. The graph has to be as it was.
+    """
+    named = error.minimum_bytes
+    if named is not None and named <= job.before.peak_bytes:
+        return error
+    enough = enough_bytes(job.graph, _replay(job), job.within(), waste=_waste(job))
+    if named is not None and named <= enough:
+        return error
+    text = f"{error}. At a limit of {enough} bytes nothing has to be changed"
+    return InfeasibleError(text, minimum_bytes=enough, **error.details)
 
 
 def kept_as_it_is(job: Job, limit: int, plain: Unordered) -> str:
@@ -67,6 +80,11 @@ def may_need(job: Job, plain: Unordered) -> str:
         f"{plain.most_bytes}, holes between buffers not counted, where the executor runs it in "
         "another order"
     )
+
+
+def _replay(job: Job) -> Replay:
+    weights = job.weights()
+    return Replay(job.graph, weights, job.within(), static_costs(job.graph, weights))
 
 
 def _waste(job: Job) -> int:

@@ -126,9 +126,14 @@ def _auto(job: Job) -> Proposal | str:
     plain = limits.as_it_is(job, limit)
     if plain is not None and plain.fits:
         return limits.kept_as_it_is(job, limit, plain)
-    outcome = automatic.run(
-        job.graph, job.phases, job.config, costs_of(job), limit, default_kind=default_kind()
-    )
+    costs = costs_of(job)
+    try:
+        outcome = automatic.run(
+            job.graph, job.phases, job.config, costs, limit, default_kind=default_kind()
+        )
+    except InfeasibleError as error:
+        job.graph.rollback(0)
+        raise limits.refused(job, error) from None
     notes = () if plain is None else (f"{limits.may_need(job, plain)}: its order is fixed",)
     return Proposal(outcome.engine, outcome.swapped, outcome, notes=notes)
 
@@ -212,9 +217,10 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     if config.host_memory_limit is not None and after.host_peak_bytes > int(
         config.host_memory_limit
     ):
+        helps = "raise memory_limit" if config.strategy == "auto" else "lower n_tensors"
         raise InfeasibleError(
             f"the plan parks {after.host_peak_bytes} bytes on the host, more than "
-            f"host_memory_limit={config.host_memory_limit}; raise it, or lower n_tensors",
+            f"host_memory_limit={config.host_memory_limit}; raise it, or {helps}: less is parked",
             minimum_bytes=after.host_peak_bytes,
         )
     if notes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,8 +16,11 @@ from tflms.planning.schedule import least_peak, list_schedule
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
 from tflms.strategies import biases, shapes, starts
+from tflms.strategies.least import least_limit
 from tflms.strategies.search import Search
 from tflms.strategies.swap import Swapped, paired, selection
+
+_FIRST_PERCENT = 103  # of the floor: what is tried first where a limit below it was refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,45 @@ def run(
     Raises:
         InfeasibleError: the limit is below the floor, or no choice of swaps meets it.
     """
+    start = len(graph.journal)
+    prepared = _prepared(graph, phases, config, costs, default_kind)
+    search, lowest = prepared.search(limit), prepared.floor
+    found = search.run() if limit >= lowest.nbytes else None
+    if found is not None:
+        return Outcome(
+            search.engine, found.swapped, found.timeline, lowest, found.order_edges, prepared.whole
+        )
+    last = [search]
+
+    def keeps(other: int) -> bool:
+        graph.rollback(start)
+        last[0] = _prepared(graph, phases, config, costs, default_kind).search(other)
+        return last[0].keeps()
+
+    below = limit < lowest.nbytes
+    least = least_limit(
+        keeps,
+        lambda: last[0].least_limit(),
+        refused=lowest.nbytes - 1 if below else limit,
+        first=lowest.nbytes * _FIRST_PERCENT // 100 if below else search.least_limit(),
+        operations=len(search.order),
+    )
+    graph.rollback(start)
+    raise refuse(graph, lowest, limit, least, host_limit=search.host_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A step with its order planned, and what stays the same whatever the limit is."""
+
+    search: Callable[[int], Search]
+    whole: tuple[OpId, ...]
+    floor: Floor
+
+
+def _prepared(
+    graph: Graph, phases: Phases, config: Config, costs: Costs, default_kind: str
+) -> _Prepared:
     step = {op.id for op in graph.ops() if phases.step[op.id]}
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
     wanted = _wanted(graph, phases, config, default_kind)
@@ -78,19 +120,17 @@ def run(
     order = [op for op in engine.witness if op in step]
     replay = Replay(graph, weights, step, costs)
     lowest = floor(graph, weights, costs, order, replay.persistent_bytes)
-    if limit < lowest.nbytes:
-        raise refuse(graph, lowest, limit)
     pins = _wanted(graph, phases, config.replace(min_swap_bytes=0), default_kind) - wanted
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
     kind = short_device(config.device or main_device(graph)).partition(":")[0] or default_kind
-    search = Search(
-        engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit,
-        lowest.nbytes, host_limit, waste_of(kind), default_kind, config.recompute,
-    )  # fmt: skip
-    found = search.run()
-    if found is None:
-        raise refuse(graph, lowest, limit, search.least_limit())
-    return Outcome(engine, found.swapped, found.timeline, lowest, found.order_edges, tuple(whole))
+
+    def search(limit: int) -> Search:
+        return Search(
+            engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit,
+            lowest.nbytes, host_limit, waste_of(kind), default_kind, config.recompute,
+        )  # fmt: skip
+
+    return _Prepared(search, tuple(whole), lowest)
 
 
 def _wanted(graph: Graph, phases: Phases, config: Config, default_kind: str) -> set[ValueId]:

@@ -19,30 +19,27 @@ TIGHT_VARIANTS = ((1, False), (1, True), (0, False), (0, True), *VARIANTS[2:])
 # near the floor a buffer that goes a moment late takes another's place.
 ROOM_PER_MILLE = 996
 TIGHT_ROOMS_PER_MILLE = (975, 985)  # the second where the first is too little
-_JUDGED = 3  # plans of those that were tried, when a limit is refused
+_JUDGED = 2  # variants, where a limit was refused and another one is looked for
 
 
 def least_limit(
-    tried: Sequence[tuple[int, Replay, list[OpId]]],
-    waste: int,
-    variants: Sequence[tuple[int, bool]],
-    room_per_mille: int,
+    tried: Sequence[tuple[int, Replay, list[OpId]]], waste: int, tight_below: int
 ) -> int:
-    """The smallest limit that one of the plans with the lowest peaks would keep."""
-    best: int | None = None
-    for peak, replay, planned in sorted(tried, key=lambda plan: plan[0])[:_JUDGED]:
-        found = peak
-        for pace, scattered in variants:
-            asked = replay.events(planned, pace)
-            least = least_capacity(
-                asked.persistent, asked.events, found, waste=waste, scattered=scattered
-            )
-            found = max(found, least * 1000 // room_per_mille + 1)
-            if best is not None and found >= best:
-                break
-        best = found if best is None else min(found, best)
-    assert best is not None
-    return best
+    """About the smallest limit that the plan with the lowest peak would keep.
+
+    Args:
+        tried: plans: their peaks, replays and orders.
+        waste: see ``overflow``.
+        tight_below: bytes; limits below keep more room.
+    """
+    peak, replay, planned = min(tried, key=lambda plan: plan[0])
+    for pace, scattered in VARIANTS[:_JUDGED]:
+        asked = replay.events(planned, pace)
+        peak = least_capacity(
+            asked.persistent, asked.events, peak, waste=waste, scattered=scattered
+        )
+    tight = peak * 1000 // TIGHT_ROOMS_PER_MILLE[0] + 1
+    return tight if tight < tight_below else max(peak * 1000 // ROOM_PER_MILLE + 1, tight_below)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from tflms.strategies.parking import apply, renumbered
 from tflms.strategies.swap import Swapped
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
-_FEWEST_ATTEMPTS = 10
+_FEWEST_ATTEMPTS, _ATTEMPTS_AT_ONCE = 10, 5
 _SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 6
 _RELAXATIONS = 4
@@ -128,14 +128,9 @@ class Search:
         """Rewrite the graph so that it keeps the limit; leave it as it was where nothing does."""
         graph = self.engine.graph
         start = len(graph.journal)
-        links = chain(
-            graph, self.engine.phases, self.weights, self.order, self._least(),
-            default_kind=self.default_kind,
-        )  # fmt: skip
-        edges = fix_order(self.engine, links)
-        self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
+        links, edges = self._lined_up()
         variants: list[_Variant] = []
-        for room in TIGHT_ROOMS_PER_MILLE if self.tight else (ROOM_PER_MILLE,):
+        for room in self._rooms():
             self.room_per_mille = room
             if variants := self._variants_of(links):
                 break
@@ -168,6 +163,30 @@ class Search:
             graph.rollback(mark)
         return variants
 
+    def keeps(self) -> bool:
+        """Tell whether ``run`` finds a rewrite at once; it may where this says no."""
+        graph = self.engine.graph
+        start = len(graph.journal)
+        links, _ = self._lined_up()
+        self.room_per_mille = self._rooms()[0]
+        kept = self._aim(problem(self, links), links, _ATTEMPTS_AT_ONCE)
+        graph.rollback(start)
+        return kept is not None
+
+    def _rooms(self) -> tuple[int, ...]:
+        return TIGHT_ROOMS_PER_MILLE if self.tight else (ROOM_PER_MILLE,)
+
+    def _lined_up(self) -> tuple[Chain, int]:
+        """Fix the order of what touches much memory; return that, and how many edges it took."""
+        graph = self.engine.graph
+        links = chain(
+            graph, self.engine.phases, self.weights, self.order, self._least(),
+            default_kind=self.default_kind,
+        )  # fmt: skip
+        edges = fix_order(self.engine, links)
+        self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
+        return links, edges
+
     def _found(self, links: Chain) -> _Kept | None:
         """A decision that keeps the limit and takes little time; the graph is left as it is."""
         kept = self._aim(problem(self, links), links, self._attempts())
@@ -198,12 +217,8 @@ class Search:
         return self.limit < _TIGHT * self.floor
 
     def least_limit(self) -> int:
-        """The smallest limit that one of the plans that were tried would keep."""
-        loose = least_limit(self.tried, self.waste, VARIANTS, ROOM_PER_MILLE)
-        if not self.tight:
-            return loose
-        tight = least_limit(self.tried, self.waste, TIGHT_VARIANTS, TIGHT_ROOMS_PER_MILLE[-1])
-        return min(tight, max(loose, int(_TIGHT * self.floor)))
+        """About the smallest limit that the plan with the lowest peak of those tried would keep."""
+        return least_limit(self.tried, self.waste, int(_TIGHT * self.floor))
 
     def _variants(self) -> Sequence[tuple[int, bool]]:
         return TIGHT_VARIANTS if self.tight else VARIANTS
@@ -227,7 +242,8 @@ class Search:
             more = in_the_way(graph, setup, decision, spills)
             graph.rollback(mark)
             if timeline.peak_bytes <= self.limit and not spills:
-                return _Kept(setup, decision, timeline)
+                over = self.host_limit is not None and timeline.host_peak_bytes > self.host_limit
+                return None if over else _Kept(setup, decision, timeline)
             stay = {one.value for one in decision.choices} - {one.value for one in done}
             if spills:
                 stay &= set(setup.away)
@@ -323,7 +339,7 @@ class Search:
                 spills.append(Spill(asked, found, ran))
                 if len(spills) == most:
                     break
-        if spills or timeline.peak_bytes > self.limit:
+        if spills or timeline.peak_bytes > self.limit or self.host_limit is not None:
             self.tried.append((timeline.peak_bytes, replay, planned))
         return timeline, spills
 
