@@ -14,7 +14,7 @@ from tflms.checkpointing.schedule import Schedule
 from tflms.checkpointing.stages import Cut
 from tflms.checkpointing.weigh import weigh
 from tflms.config import Config
-from tflms.errors import InfeasibleError
+from tflms.errors import GraphError, InfeasibleError
 from tflms.planning.cost import Costs, Sizes, sizes
 from tflms.planning.simulate import Timeline, simulate
 from tflms.rewriting.engine import Engine
@@ -108,7 +108,7 @@ class Search:
         choices = CHOICES[name](chain)
         bound = min((timeline.seconds for _, timeline in fitting), default=math.inf)
         room = (limit - self.beside_bytes) * _ROOM_PERCENT // 100
-        with contextlib.suppress(InfeasibleError):
+        with contextlib.suppress(InfeasibleError, GraphError):
             if choices.at(max(room, 1)).makespan < bound:
                 best, _ = self._within(chain, limit, choices)
                 if best is not None and best[1].seconds < bound:
