@@ -57,3 +57,19 @@ def test_constants_that_are_computed_alike_count_once_and_others_each():
 
     _, persistent = _noted(step, tf.TensorSpec([64, 64]))
     assert persistent.count(16 * _KIB) == 3  # the argument, and two constants of four
+
+
+def test_constants_that_are_colocated_with_others_count_each():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        y = tf.exp(x)
+        for place in (x, y, y):
+            with tf.compat.v1.colocate_with(place):
+                y = y + tf.fill([64, 64], 2.0)
+        tf.reduce_sum(y)
+    found = read(graph)
+    details.note(found)
+    within = {op.id for op in found.graph.ops()}
+    persistent = Buffers.of(found.graph, sizes(found.graph), within).persistent
+    assert persistent.count(16 * _KIB) == 2  # of three, two stand at one place

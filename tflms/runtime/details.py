@@ -2,7 +2,8 @@
 
 Arguments of a function are held by its caller for the whole call. A transposition that moves only
 dimensions of length one hands on its input's buffer (``transpose_op.cc``). Constants that are equal
-become one when TensorFlow's optimizers have folded and merged them.
+become one when TensorFlow's optimizers have folded and merged them, which they do where the
+colocation is the same, too (``common_subgraph_elimination.cc`` compares all attributes).
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ def _whole_numbers(tensor: Any) -> list[int] | None:
 
 
 def _compare(graph: Graph, tf_ops: list[Any], large: list[OpId]) -> None:
-    """Let equal constants name the first of them."""
+    """Let equal constants name the first of them; they are merged where they are colocated."""
     digests: dict[OpId, bytes] = {}
-    first: dict[bytes, OpId] = {}
+    first: dict[tuple[bytes, tuple[str, ...]], OpId] = {}
     for op_id in large:
-        chosen = first.setdefault(_digest(graph, tf_ops, op_id, digests), op_id)
+        alike = (_digest(graph, tf_ops, op_id, digests), graph.op(op_id).colocation)
+        chosen = first.setdefault(alike, op_id)
         if chosen != op_id:
             graph.op(op_id).attrs["equal_to"] = chosen
 
