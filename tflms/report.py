@@ -81,7 +81,8 @@ class Report:
 
     Sizes are bytes. ``plain_peak_bytes`` and ``predicted_peak_bytes`` are predictions of the
     simulator for the graph before and after; ``measured`` holds what ``measure`` found:
-    ``peak_bytes`` of the device, ``step_seconds``, and ``to_host_bytes`` and ``to_device_bytes`` of
+    ``peak_bytes`` of the device and ``held_bytes`` of it before the step, ``step_seconds``, and
+    ``to_host_bytes`` and ``to_device_bytes`` of
     a step, as far as the device tells.
     """
 
@@ -141,8 +142,10 @@ class Report:
     def measure(self, step: Callable[[], Any], *, steps: int = 3) -> dict[str, Any]:
         """Run training steps and keep their peak and time beside the predicted ones.
 
-        The peak is the whole device's, whatever else lies there. The step is called once more
-        before, so that what only a first call does (tracing, optimising the graph) is left out.
+        The peak is the whole device's, whatever else lies there: other models, data sets, and what
+        Keras leaves behind of models that are gone. What is in use before the steps is told beside
+        it. The step is called once more before, so that what only a first call does (tracing,
+        optimising the graph) is left out.
 
         Args:
             step: runs one training step of the rewritten graph and waits for its end, such as

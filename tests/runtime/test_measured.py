@@ -71,6 +71,8 @@ mine = tflms.function(step, {"memory_limit": 0.7, "cost": "measured"})
 found = trained(mine)
 out["function"] = [trained(tf.function(step)), found, mine.report().notes]
 out["function measured"] = mine.report().measure(lambda: mine(x).numpy())
+other = tf.ones([2 ** 20])
+out["beside others"] = mine.report().measure(lambda: mine(x).numpy())
 result = out
 """
 
@@ -97,7 +99,10 @@ def test_costs_are_measured_on_a_copy_and_reports_show_what_is_measured():
     plain, mine, notes = found["function"]
     assert mine == plain
     assert any("costs were measured" in note for note in notes)
-    assert found["function measured"]["peak_bytes"] > 2**20
+    alone, beside = found["function measured"], found["beside others"]
+    assert alone["peak_bytes"] > alone["held_bytes"] > 12 * 4 * 512 * 512
+    for figure in ("held_bytes", "peak_bytes"):  # the other tensor is no part of the step
+        assert abs(beside[figure] - alone[figure] - 4 * 2**20) < 2**20
 
 
 def test_a_step_that_cannot_be_run_apart_is_refused_and_left_as_it_was():

@@ -102,8 +102,9 @@ def measure_steps(device: str, step: Callable[[], Any], steps: int) -> dict[str,
         steps: how many count.
 
     Returns:
-        ``peak_bytes`` and ``step_seconds``; on the emulated accelerator also ``to_host_bytes`` and
-        ``to_device_bytes`` of a step.
+        ``peak_bytes`` and ``step_seconds``; ``held_bytes``, which was in use before the steps:
+        variables, and what else lies on the device; on the emulated accelerator also
+        ``to_host_bytes`` and ``to_device_bytes`` of a step.
 
     Raises:
         TflmsError: TensorFlow keeps no peak for such a device.
@@ -116,6 +117,7 @@ def measure_steps(device: str, step: Callable[[], Any], steps: int) -> dict[str,
             "emulated accelerator (tflms.emulator.load)"
         )
     step()
+    held = int(memory.get_memory_info(name)["current"])
     emulated = accelerator.is_loaded() and name == short_device(accelerator.device)
     memory.reset_memory_stats(name)
     if emulated:
@@ -125,7 +127,7 @@ def measure_steps(device: str, step: Callable[[], Any], steps: int) -> dict[str,
         begun = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - begun)
-    found: dict[str, Any] = {"step_seconds": statistics.median(seconds)}
+    found: dict[str, Any] = {"held_bytes": held, "step_seconds": statistics.median(seconds)}
     if emulated:
         now = accelerator.stats()
         found |= {
