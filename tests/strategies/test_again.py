@@ -128,3 +128,12 @@ def test_a_fast_link_leaves_nothing_to_compute_again():
         step.graph, {"memory_limit": 0.6, "min_swap_bytes": 1024}, **step.arguments
     )
     assert report.swaps and not report.recomputes
+
+
+def test_a_plan_that_is_played_is_predicted_to_take_what_it_was_when_it_was_made():
+    step, other = build(), build()
+    fast = {"memory_limit": 0.6, "min_swap_bytes": 1024}
+    plan = tflms.plan(step.graph, fast, **step.arguments)
+    played = tflms.rewrite(other.graph, plan=plan)
+    assert played.predicted_seconds == plan.predicted_seconds
+    assert played.plain_seconds == plan.plain_seconds

@@ -156,6 +156,8 @@ def _replayed(job: Job, plan: Plan) -> Proposal | str:
     """Apply a plan's rules to the IR."""
     if not plan.changes:
         return plan.notes[0] if plan.notes else "nothing was changed: the plan is empty"
+    if plan.order is not None:
+        costs_of(job)  # of the graph as it is, by which the plan was made
     planned: Sequence[Any] | None = plan.order
     if job.config.strategy in CHECKPOINTING:
         planned = checkpointing.order_for(job.graph, job.phases, job.config)
