@@ -164,7 +164,8 @@ def _ordered(
 
 def _mergeable(graph: Graph, order: list[OpId], default_kind: str) -> list[OpId]:
     """The order with gradients of biases behind those that the runtime merges them with."""
-    pairs = biases.merged(graph, order, default_kind)
+    merged = biases.merged(graph, order, default_kind)
+    pairs = [(weight, behind) for weight, _, others in merged for behind in others]
     found = with_edges(graph, order, pairs)
     if found is not None:
         return found

@@ -13,28 +13,49 @@ from collections.abc import Iterable
 from tflms.graph.ir import Graph, OpId
 from tflms.planning.cost import short_device
 
+_TIES = ("Identity", "NoOp")  # by which the program has an operation wait for others
 _GRADIENT_SLOT = 2  # of Conv2DBackpropFilter: what both read
 
 
-def merged(graph: Graph, ops: Iterable[OpId], default_kind: str) -> list[tuple[OpId, OpId]]:
-    """Return pairs of a kernel's and a bias' gradient that the runtime may make in one kernel.
+def merged(
+    graph: Graph, ops: Iterable[OpId], default_kind: str
+) -> list[tuple[OpId, OpId, tuple[OpId, ...]]]:
+    """Return gradients of a kernel and of a bias that the runtime may make in one, and who follows.
 
-    In a planned order the first has to come before the second, and nothing may be added that the
-    second waits for: then they can be merged, whatever waits for either of them.
+    In a planned order the first has to come before those that follow: the second, or what comes
+    after it where the program has the first wait for the second. Nothing may be added that waits
+    for the second, or that it waits for. Then no roundabout way leads from one to the other.
 
     Args:
         graph: the graph.
         ops: operations to look at.
         default_kind: the kind of device that runs operations which name none.
     """
-    found: list[tuple[OpId, OpId]] = []
+    found: list[tuple[OpId, OpId, tuple[OpId, ...]]] = []
     for op_id in ops:
         op = graph.op(op_id)
         kind = short_device(op.device).partition(":")[0] or default_kind
-        if op.type != "BiasAddGrad" or kind != "CPU":
+        if op.type != "Conv2DBackpropFilter" or kind != "CPU":
             continue
-        for use in graph.uses(op.inputs[0]):
-            other = graph.op(use.op)
-            if other.type == "Conv2DBackpropFilter" and use.slot == _GRADIENT_SLOT:
-                found.append((other.id, op_id))
+        read = source = op.inputs[_GRADIENT_SLOT]
+        while True:
+            for use in graph.uses(source):
+                if graph.op(use.op).type == "BiasAddGrad":
+                    behind = (use.op,) if read == source else _readers(graph, use.op)
+                    found.append((op_id, use.op, behind))
+            if graph.producer(source).type != "Identity":
+                break
+            source = graph.producer(source).inputs[0]
     return found
+
+
+def _readers(graph: Graph, op_id: OpId) -> tuple[OpId, ...]:
+    """What comes next after an operation, seen through ties; no gradient of a kernel."""
+    found: list[OpId] = []
+    for after in graph.successors(op_id):
+        kind = graph.op(after).type
+        if kind in _TIES:
+            found += _readers(graph, after)
+        elif kind != "Conv2DBackpropFilter":
+            found.append(after)
+    return tuple(dict.fromkeys(found))

@@ -59,7 +59,7 @@ def chain(
     ``default_kind`` is the kind of device of operations that name none.
     """
     folded = kernels.folded(graph, order)
-    merged = {op for _, op in biases.merged(graph, order, default_kind)}
+    merged = {op for _, op, _ in biases.merged(graph, order, default_kind)}
     touching = [
         op_id
         for op_id in order
