@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tflms
 from tests.strategies.step import chain
+from tflms.errors import GraphError
 from tflms.graph import text
 from tflms.strategies import biases
 
@@ -98,3 +99,28 @@ def test_where_the_program_has_one_wait_for_the_other_nothing_else_comes_between
     graph = text.parse(source)
     ((kernel, bias, behind),) = biases.merged(graph, [op.id for op in graph.ops()], "CPU")
     assert [graph.op(op).name for op in (kernel, bias, *behind)] == ["k", "b", "i"]
+
+
+PAIR = """
+x = Placeholder() : f32[8]
+d = Exp(x) : f32[8]
+k = Conv2DBackpropFilter(x, x, d) : f32[8]
+u = Neg(k) : f32[8]
+b = BiasAddGrad(d) : f32[8]
+"""
+
+
+def test_a_way_from_one_half_to_the_other_is_refused():
+    graph = text.parse(PAIR)
+    biases.check(graph, "CPU")
+    graph.seal()
+    graph.add_control(text.op_named(graph, "b"), text.op_named(graph, "u"))
+    with pytest.raises(GraphError, match=r"'k' and 'b' may become one kernel"):
+        biases.check(graph, "CPU")
+    biases.check(graph, "EMU")
+
+
+def test_what_the_program_waits_for_itself_is_no_new_way():
+    graph = text.parse(PAIR.replace("BiasAddGrad(d) : f32[8]", "BiasAddGrad(d) : f32[8] after u"))
+    graph.seal()
+    biases.check(graph, "CPU")

@@ -27,7 +27,7 @@ from tflms.runtime.facts import Facts
 from tflms.runtime.job import Job, start
 from tflms.runtime.placement import default_kind
 from tflms.strategies import auto as automatic
-from tflms.strategies import shapes, siblings, waiting
+from tflms.strategies import biases, shapes, siblings, waiting
 from tflms.strategies import swap as swapping
 
 _log = logging.getLogger(__name__)
@@ -200,6 +200,7 @@ def _finish(job: Job, proposal: Proposal, keep: bool) -> Report:
     engine, swapped, outcome = proposal.engine, proposal.swapped, proposal.outcome
     verify(graph)
     erase.check(graph, job.read.original_edges())
+    biases.check(graph, default_kind())
     weights = job.weights()
     after = timeline_of(job, proposal)
     notes: tuple[str, ...] = ()

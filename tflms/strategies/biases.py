@@ -8,9 +8,11 @@ end the step without what is behind them, and say nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
+from tflms.errors import GraphError
 from tflms.graph.ir import Graph, OpId
+from tflms.graph.order import topological
 from tflms.planning.cost import short_device
 
 _TIES = ("Identity", "NoOp")  # by which the program has an operation wait for others
@@ -59,3 +61,53 @@ def _readers(graph: Graph, op_id: OpId) -> tuple[OpId, ...]:
         elif kind != "Conv2DBackpropFilter":
             found.append(after)
     return tuple(dict.fromkeys(found))
+
+
+def check(graph: Graph, default_kind: str) -> None:
+    """Check that nothing inserted leads from one half of a pair to the other.
+
+    The net below all strategies: where it fails, a step would end early and say nothing.
+
+    Args:
+        graph: as it was rewritten.
+        default_kind: the kind of device that runs operations which name none.
+
+    Raises:
+        GraphError: a roundabout way leads from one to the other.
+    """
+    pairs = merged(graph, (op.id for op in graph.ops() if op.id < graph.original_ops), default_kind)
+    if not pairs:
+        return
+    place = {op: at for at, op in enumerate(topological(graph))}
+    added = {(e.op, e.other) for e in graph.journal if e.kind == "control"}
+    for weight, bias, _ in pairs:
+        first, last = sorted((weight, bias), key=lambda op: place[op])
+        if _by_a_new_way(graph, first, last, place, added):
+            raise GraphError(
+                f"{graph.op(first).name!r} and {graph.op(last).name!r} may become one kernel, but "
+                "this rewrite would have the second wait for what waits for the first; use "
+                "strategy 'auto', which plans for it, or another device than the CPU"
+            )
+
+
+def _by_a_new_way(
+    graph: Graph,
+    first: OpId,
+    last: OpId,
+    place: Mapping[OpId, int],
+    added: Collection[tuple[OpId, OpId | None]],
+) -> bool:
+    """Tell whether the last operation needs the first one by way of something inserted."""
+    stack, seen = [(first, False)], {(first, False)}
+    while stack:
+        here, new = stack.pop()
+        for after in graph.successors(here):
+            if place[after] > place[last]:
+                continue
+            then = (after, new or bool(graph.op(after).role) or (after, here) in added)
+            if then == (last, True):
+                return True
+            if then not in seen:
+                seen.add(then)
+                stack.append(then)
+    return False
