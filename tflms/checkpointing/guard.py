@@ -15,7 +15,7 @@ from tflms.graph import effects
 from tflms.graph.erase import COPIES, added_controls, original
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
-from tflms.planning.cost import short_device
+from tflms.planning.cost import device_kind
 from tflms.rewriting.engine import Application, Engine
 
 _FUSED_ON = ("", "CPU", "GPU")
@@ -84,7 +84,7 @@ def _lost(graph: Graph, value: ValueId, before: Readers, now: Readers) -> bool:
 def _merges(graph: Graph, value: ValueId, remaining: set[OpId]) -> bool:
     """Tell whether Grappler merges such a value's maker and reader on their device."""
     maker = graph.producer(value)
-    if short_device(maker.device).partition(":")[0] in _FUSED_ON:
+    if device_kind(maker.device) in _FUSED_ON:
         return True
     types = {maker.type, *(graph.op(op).type for op in remaining)}
     return types <= kernels.REGROUPED

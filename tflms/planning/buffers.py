@@ -14,6 +14,7 @@ from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
 from tflms.planning.allocator import rounded
 from tflms.planning.cost import Sizes
+from tflms.planning.executor import executor_order
 from tflms.planning.initial import Initial, initial_constants
 
 Ints = npt.NDArray[np.int64]
@@ -121,7 +122,7 @@ class _Compiler:
 
     def compile(self) -> Buffers:
         graph, within = self.graph, self.within
-        order = _topological(graph, within)
+        order = executor_order(graph, within)
         self.folded = kernels.folded(graph, order)
         for op_id in order:
             self._make(op_id)
@@ -272,18 +273,6 @@ class _Compiler:
                     reads.append(buffer)
                     nbytes.append(size)
         return ops, reads, nbytes
-
-
-def _topological(graph: Graph, within: set[OpId]) -> list[OpId]:
-    waiting = {op: sum(p in within for p in graph.predecessors(op)) for op in sorted(within)}
-    order = [op for op, count in waiting.items() if not count]
-    for op in order:
-        for after in graph.successors(op):
-            if after in waiting:
-                waiting[after] -= 1
-                if not waiting[after]:
-                    order.append(after)
-    return order
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -100,7 +100,7 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
     variables = sum(
         int(op.attrs.get("variable_nbytes", 0)) for op in graph.ops() if on_device[op.id]
     )
-    kind = short_device(chosen).partition(":")[0]
+    kind = device_kind(chosen)
     return Sizes(
         tuple(nbytes), frozenset(unknown), tuple(on_device), variables, tuple(reserves), kind
     )
@@ -248,6 +248,11 @@ def short_device(device: str) -> str:
         return ""
     kind = parts[0].upper()
     return f"{kind}:{parts[1] if len(parts) > 1 and parts[1] != '*' else 0}"
+
+
+def device_kind(device: str, default: str = "") -> str:
+    """Return ``EMU`` of ``/job:localhost/replica:0/task:0/device:EMU:0``; the default of none."""
+    return short_device(device).partition(":")[0] or default
 
 
 def _is_host(device: str) -> bool:

@@ -151,6 +151,10 @@ class Replay:
         """Bytes that stay on the device all step long: variables and constants."""
         return self._persistent
 
+    def seconds(self, order: Sequence[OpId]) -> Floats:
+        """Return how long each operation of an order runs; a clone as long as what it repeats."""
+        return self._seconds[np.asarray(order, np.int64)]
+
     def run(self, order: Sequence[OpId]) -> Timeline:
         """Replay the step in an order of all its operations."""
         b = self._buffers

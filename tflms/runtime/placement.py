@@ -7,7 +7,7 @@ from tensorflow.python.eager import context
 
 from tflms.config import Config
 from tflms.errors import ConfigError
-from tflms.planning.cost import short_device
+from tflms.planning.cost import device_kind, short_device
 
 
 def check_devices(config: Config) -> None:
@@ -43,7 +43,7 @@ def default_kind() -> str:
     name none.
     """
     scope = context.context().device_name
-    if scope and (kind := short_device(scope).partition(":")[0]):
+    if scope and (kind := device_kind(scope)):
         return kind
     kinds = {device.device_type.upper() for device in tf.config.get_visible_devices()}
     return "GPU" if "GPU" in kinds else min(kinds - {"CPU"}, default="CPU")

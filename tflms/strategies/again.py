@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.planning import kernels
-from tflms.planning.cost import Costs, Sizes, short_device
+from tflms.planning.cost import Costs, Sizes, device_kind
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.lines import Chain
 
@@ -163,7 +163,7 @@ class _Again:
     def _may_lose(self, value: ValueId, late: _Late) -> bool:
         """Tell whether Grappler fuses no more than before, once late readers are gone."""
         graph = self.graph
-        kind = short_device(graph.producer(value).device).partition(":")[0] or self.kind
+        kind = device_kind(graph.producer(value).device, self.kind)
         left = {use.op for use in graph.uses(value)} - {use.op for use in late.uses}
         if kind not in _FUSED_ON or len(left) != 1:
             return True
@@ -171,32 +171,33 @@ class _Again:
 
     def _apply(self, value: ValueId, late: _Late, anchor: OpId, row: list[OpId]) -> bool:
         """Apply the rules; where one refuses, all is as it was."""
+        mark = len(self.graph.journal)
+        now = self._computed(anchor, row)
+        if now is not None:
+            bindings = {"w": now[value], "late": late.uses}
+            if isinstance(self.engine.apply(Application("recompute_use", bindings)), Applied):
+                return True
+        self.graph.rollback(mark)
+        return False
+
+    def _computed(self, anchor: OpId, row: list[OpId]) -> dict[ValueId, ValueId] | None:
+        """Have a row of operations run again; return what there is now of each value, or None."""
         engine, graph = self.engine, self.graph
-        mark = len(graph.journal)
         now: dict[ValueId, ValueId] = {}
         for op_id in row:
             op = graph.op(op_id)
-            swapped: dict[ValueId, ValueId] = {}
-            for source in dict.fromkeys(op.inputs):
-                if not self._flows(source):
-                    continue
+            sources = [v for v in dict.fromkeys(op.inputs) if self._flows(v)]
+            for source in sources:
                 if source not in now:
-                    seed = engine.apply(
-                        Application("replay_segment", {"v": source, "anchor": anchor})
-                    )
+                    bindings = {"v": source, "anchor": anchor}
+                    seed = engine.apply(Application("replay_segment", bindings))
                     if not isinstance(seed, Applied):
-                        graph.rollback(mark)
-                        return False
+                        return None
                     now[source] = graph.op(OpId(seed.made["s"])).outputs[0]
-                swapped[source] = now[source]
+            swapped = {source: now[source] for source in sources}
             clone = engine.apply(Application("recompute", {"f": op_id, "swapped": swapped}))
             if not isinstance(clone, Applied):
-                graph.rollback(mark)
-                return False
+                return None
             made = graph.op(OpId(clone.made["c"])).outputs
             now.update(zip(op.outputs, made, strict=True))
-        use = engine.apply(Application("recompute_use", {"w": now[value], "late": late.uses}))
-        if not isinstance(use, Applied):
-            graph.rollback(mark)
-            return False
-        return True
+        return now

@@ -9,7 +9,7 @@ from itertools import pairwise
 from tflms.config import Config
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases, with_edges
-from tflms.planning.cost import Costs, Sizes, main_device, short_device, sizes
+from tflms.planning.cost import Costs, Sizes, device_kind, main_device, sizes
 from tflms.planning.floor import Floor, floor, refuse
 from tflms.planning.packing import waste_of
 from tflms.planning.schedule import least_peak, list_schedule
@@ -122,7 +122,7 @@ def _prepared(
     lowest = floor(graph, weights, costs, order, replay.persistent_bytes)
     pins = _wanted(graph, phases, config.replace(min_swap_bytes=0), default_kind) - wanted
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
-    kind = short_device(config.device or main_device(graph)).partition(":")[0] or default_kind
+    kind = device_kind(config.device or main_device(graph), default_kind)
 
     def search(limit: int) -> Search:
         return Search(

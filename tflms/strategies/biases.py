@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from tflms.errors import GraphError
 from tflms.graph.ir import Graph, OpId
 from tflms.graph.order import topological
-from tflms.planning.cost import short_device
+from tflms.planning.cost import device_kind
 
 _TIES = ("Identity", "NoOp")  # by which the program has an operation wait for others
 _GRADIENT_SLOT = 2  # of Conv2DBackpropFilter: what both read
@@ -36,7 +36,7 @@ def merged(
     found: list[tuple[OpId, OpId, tuple[OpId, ...]]] = []
     for op_id in ops:
         op = graph.op(op_id)
-        kind = short_device(op.device).partition(":")[0] or default_kind
+        kind = device_kind(op.device, default_kind)
         if op.type != "Conv2DBackpropFilter" or kind != "CPU":
             continue
         read = source = op.inputs[_GRADIENT_SLOT]

@@ -9,7 +9,7 @@ from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.graph.order import Phases
 from tflms.planning import kernels
-from tflms.planning.cost import Sizes, short_device
+from tflms.planning.cost import Sizes, device_kind
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies import biases
 
@@ -92,7 +92,7 @@ def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId, default_kind: str) 
     """
     if kernels.in_sum_of_sums(graph, op_id):
         return True
-    kind = short_device(graph.op(op_id).device).partition(":")[0] or default_kind
+    kind = device_kind(graph.op(op_id).device, default_kind)
     return kind in ("CPU", "GPU") and (
         phases.forward[op_id] or kernels.in_fusible_group(graph, op_id)
     )

@@ -371,12 +371,7 @@ def problem(search: Search, links: Chain) -> Problem:
     timeline = search.replay.run(search.order)
     order = timeline.order
     place = {op: i for i, op in enumerate(order)}
-    per_op = np.zeros(graph.size)
-    per_op[: len(costs.seconds)] = costs.seconds
-    for op in graph.ops():
-        if op.role == "clone" and op.origin is not None:
-            per_op[op.id] = per_op[op.origin]
-    seconds = per_op[np.asarray(order, np.int64)]
+    seconds = search.replay.seconds(order)
     in_chain = np.zeros(len(order), bool)
     in_chain[[place[op] for op in links.ops]] = True
     gates = in_chain.copy()

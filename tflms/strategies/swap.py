@@ -11,7 +11,7 @@ from tflms.graph import effects, liveness
 from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.graph.order import Phases
 from tflms.planning import kernels
-from tflms.planning.cost import short_device
+from tflms.planning.cost import device_kind
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.anchors import BY_NAME, Search
 
@@ -165,7 +165,7 @@ def paired(graph: Graph, use: Use, default_kind: str) -> bool:
         return True
     op = graph.op(use.op)
     maker = graph.producer(op.inputs[use.slot])
-    kind = short_device(maker.device).partition(":")[0] or default_kind
+    kind = device_kind(maker.device, default_kind)
     return kind == "CPU" and effects.paired(maker.type, op.type, use.slot)
 
 
