@@ -22,12 +22,14 @@ def peaks(process):
     return [int(line) for line in told.splitlines()]
 
 
-def test_a_process_training_greedily_in_order_holds_a_fraction_of_the_activations():
+def test_a_process_training_greedily_in_order_holds_three_activations_of_sixteen():
     # Fresh processes, one thread each, 16 tanh layers of 512, batch 16384, 32 MiB an activation.
+    # How much more than its activations backprop's process holds is the C library's: both limits
+    # are in activations therefore.
     both = [start("cpu", 16384, f"{method},ordered") for method in ("backprop", "greedy")]
     (whole,), (greedy,) = (peaks(process) for process in both)
     assert whole > 16 * 2**25
-    assert greedy < 0.15 * whole
+    assert greedy < 3 * 2**25
 
 
 def test_the_device_peak_falls_with_the_order_and_once_more_with_swapping():

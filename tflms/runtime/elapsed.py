@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Span(NamedTuple):
-    """One run of one operation, from begin to end in microseconds."""
+    """One run of one operation, from begin to end in nanoseconds."""
 
     name: str
     begin: int
@@ -21,12 +21,15 @@ class Span(NamedTuple):
 
 
 def spans(step_stats: Any, names: Container[str]) -> list[Span]:
-    """Return the runs of the named operations in a trace (``StepStats``)."""
+    """Return the runs of the named operations in a trace (``StepStats``).
+
+    Its microseconds are whole numbers: a small kernel's often 0. So it is the nanoseconds.
+    """
     return [
         Span(
             node.node_name,
-            node.all_start_micros + node.op_start_rel_micros,
-            node.all_start_micros + node.op_end_rel_micros,
+            node.all_start_nanos + node.op_start_rel_nanos,
+            node.all_start_nanos + node.op_end_rel_nanos,
         )
         for device in step_stats.dev_stats
         for node in device.node_stats
@@ -49,7 +52,7 @@ def shared(step: Iterable[Span]) -> dict[str, float]:
     before = 0
     for moment, kind, number, name in events:
         for other in running.values():
-            taken[other] += (moment - before) * 1e-6 / len(running)
+            taken[other] += (moment - before) * 1e-9 / len(running)
         before = moment
         if kind == 1:
             running[number] = name
