@@ -22,7 +22,7 @@ from tflms.planning.auto import Decision, Gap, Problem
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
-from tflms.strategies import again
+from tflms.strategies import again, mixing
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.holes import (
     ROOM_PER_MILLE,
@@ -83,7 +83,7 @@ class _Variant:
 
     kept: _Kept
     near: int
-    at_any_price: bool
+    part: float | None
     seeds: tuple[OpId, ...]
 
 
@@ -140,7 +140,7 @@ class Search:
         best = min(variants, key=_weighed)
         search: Search | None = None
         if best.near:
-            search = self._with_again(links, best.near, best.at_any_price)
+            search = self._with_again(links, best.near, best.part)
         seeds = dict(zip(best.seeds, again.seeds(graph), strict=True))
         decision = renumbered(best.kept.decision, seeds)
         swapped = apply(self.engine, links, decision, best.kept.setup.relaxed)
@@ -149,19 +149,24 @@ class Search:
 
     def _variants_of(self, links: Chain) -> list[_Variant]:
         """Ways to keep the limit: with nothing computed again, and with what is cheap."""
-        graph = self.engine.graph
         found = self._found(links)
-        variants = [] if found is None else [_Variant(found, 0, False, ())]
+        variants = [] if found is None else [_Variant(found, 0, None, ())]
         if not self.recompute or (found is not None and not _stalls(found.timeline)):
             return variants
-        for near in _NEAR:
-            mark = len(graph.journal)
-            other = self._with_again(links, near, found is None)
-            kept = None if other is None else other._found(links)
-            if kept is not None:
-                variants.append(_Variant(kept, near, found is None, again.seeds(graph)))
-            graph.rollback(mark)
+        if found is None:
+            return [one for near in _NEAR if (one := self._variant(links, near, None)) is not None]
+        variants += mixing.variants(lambda part: self._variant(links, _NEAR[-1], part), _weighed)
         return variants
+
+    def _variant(self, links: Chain, near: int, part: float | None) -> _Variant | None:
+        """A way to keep the limit with something computed again; the graph is left as it is."""
+        graph = self.engine.graph
+        mark = len(graph.journal)
+        other = self._with_again(links, near, part)
+        kept = None if other is None else other._found(links)
+        found = None if kept is None else _Variant(kept, near, part, again.seeds(graph))
+        graph.rollback(mark)
+        return found
 
     def keeps(self) -> bool:
         """Tell whether ``run`` finds a rewrite at once; it may where this says no."""
@@ -192,13 +197,13 @@ class Search:
         kept = self._aim(problem(self, links), links, self._attempts())
         return kept if kept is None or self.tight else self._relax(kept, links)
 
-    def _with_again(self, links: Chain, near: int, at_any_price: bool) -> Search | None:
+    def _with_again(self, links: Chain, near: int, part: float | None) -> Search | None:
         """Have cheap values computed again; return the search that goes on from there, or None."""
         engine = self.engine
         values = again.run(
             engine, links, self.wanted, weights=self.weights, costs=self.costs,
             room=self.limit - self.replay.persistent_bytes, near=near,
-            at_any_price=at_any_price, default_kind=self.default_kind,
+            part=part, default_kind=self.default_kind,
         )  # fmt: skip
         if not values:
             return None
