@@ -102,7 +102,11 @@ class CopyEngine {
     copy.source = tensorflow::Tensor();  // before anyone hears of it: the memory is free from now on
     --DeviceActivity().pending_copies;
     ++DeviceActivity().events;
-    Continuations().Schedule([done = std::move(copy.done), status] { done(status); });
+    Report::Announce();
+    Continuations().Schedule([done = std::move(copy.done), status] {
+      Report report;
+      done(status);
+    });
   }
 
   std::mutex mu_;

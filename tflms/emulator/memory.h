@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "tensorflow/core/common_runtime/bfc_allocator.h"
@@ -21,12 +22,44 @@ struct Activity {
   std::atomic<int64_t> events{0};
   std::atomic<int64_t> running_kernels{0};
   std::atomic<int64_t> pending_copies{0};
+  std::atomic<int64_t> reports{0};
 };
 
 inline Activity& DeviceActivity() {
   static auto* activity = new Activity;
   return *activity;
 }
+
+// While one lives, its thread of the host hands a copy to the link, or tells that one is done. Until it has
+// done so, TensorFlow holds the buffer. Kernels take no core from the host where there is an accelerator;
+// here a thread that they push aside would hold a buffer for as long as dozens of small kernels run.
+class Report {
+ public:
+  static void Announce() { ++DeviceActivity().reports; }
+
+  Report() { OfThread() = this; }  // one that was announced
+  ~Report() { End(); }
+
+  // Before a kernel starts. Not for ever: whoever is told may do anything.
+  static void AwaitAll() {
+    if (OfThread() != nullptr) OfThread()->End();  // what its thread runs itself is no part of it
+    for (int tries = 0; DeviceActivity().reports > 0 && tries < 1000; ++tries) {
+      std::this_thread::sleep_for(std::chrono::microseconds(10));
+    }
+  }
+
+ private:
+  void End() {
+    if (OfThread() != this) return;
+    OfThread() = nullptr;
+    --DeviceActivity().reports;
+  }
+
+  static Report*& OfThread() {
+    static thread_local Report* report = nullptr;
+    return report;
+  }
+};
 
 // Address space apart from the host's heap. Pages become real when they are first written.
 class Region : public tsl::SubAllocator {
