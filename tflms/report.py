@@ -26,13 +26,15 @@ class Swap:
     Attributes:
         value: its name.
         nbytes: its size; None where the graph does not tell.
-        swap_out: the inserted operation that copies it to the host.
-        swap_ins: the inserted operations that bring it back.
+        swap_out: the inserted operation that copies it to the host, or makes it there.
+        swap_ins: the inserted operations that bring it back; none where only what the host makes
+            of it comes back.
         anchors: what each of them waits for.
         uses: the operations that read it after it came back.
         gone_level: level of its last use before it leaves.
         back_level: level of the first anchor.
         gates: operations that wait until it has left.
+        joined: the host puts it together from its parts, and the device never does.
     """
 
     value: str
@@ -44,6 +46,7 @@ class Swap:
     gone_level: int
     back_level: int
     gates: tuple[str, ...] = ()
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,13 @@ class Report:
             if bare in (swap.value, swap.swap_out, *swap.swap_ins):
                 size = "unknown size" if swap.nbytes is None else units.format_bytes(swap.nbytes)
                 gates = f"; {', '.join(swap.gates)} waits until it has left" if swap.gates else ""
+                if not swap.swap_ins:
+                    return f"{swap.value} ({size}) is put together with others on the host{gates}"
+                if swap.joined:
+                    return (
+                        f"{swap.value} ({size}) is put together on the host: it comes in for "
+                        f"{', '.join(swap.uses)} when {', '.join(swap.anchors)} has run"
+                    )
                 return (
                     f"{swap.value} ({size}) is swapped: it leaves after level {swap.gone_level} "
                     f"and comes back for {', '.join(swap.uses)} when "

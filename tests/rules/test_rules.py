@@ -14,9 +14,8 @@ REFUSALS = [(r.name, i) for r in RULES.values() for i in range(len(r.refusals))]
 def apply(rule, case):
     graph = text.parse(case["before"])
     topological = order.topological(graph)
-    planned = [
-        text.op_named(graph, case["bind"][n]) for n in ("reader", "sibling") if n in case["bind"]
-    ]
+    named = [case["bind"][n] for n in ("reader", "sibling") if n in case["bind"]]
+    planned = [text.op_named(graph, name) for name in named or case.get("planned", ())]
     if planned:
         topological = order.with_edges(graph, topological, [tuple(planned)])
     every = set(topological)

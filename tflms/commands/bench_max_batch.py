@@ -161,7 +161,7 @@ def largest(
 def _arguments(model: str, *, image: int, size: int) -> dict[str, Any]:
     known: dict[str, dict[str, Any]] = {
         "resnet50": {"image": image},
-        "unet3d": {"size": size, "optimizer_name": "sgd"},
+        "unet3d": {"size": size, "normalize": True, "optimizer_name": "sgd"},
         "mlp": {},
     }
     if model not in known:

@@ -267,6 +267,11 @@ def of(op_type: str) -> Effects:
     return _TABLE.get(op_type, UNKNOWN)
 
 
+def gathers(op_type: str) -> bool:
+    """Tell whether operations of this type put tensors together and compute nothing."""
+    return op_type == "ConcatV2"
+
+
 def takes_shape(op_type: str) -> bool:
     """Tell whether operations of this type look at the shape of their inputs only."""
     return op_type in ("Shape", "ShapeN", "Size", "Rank")

@@ -72,8 +72,9 @@ class Op:
     """One operation.
 
     ``role`` is empty for the user's own operations and says what an inserted one is for:
-    ``swap_out``, ``swap_in``, ``identity``, ``own``, ``clone`` or ``seed``. ``origin`` names the
-    operation that a clone repeats. ``frame`` is the path of v1 loop frames that it runs in.
+    ``swap_out``, ``swap_in``, ``swap_join``, ``identity``, ``own``, ``clone`` or ``seed``.
+    ``origin`` names the operation that is repeated by a clone, or on the host by a swap_join.
+    ``frame`` is the path of v1 loop frames that it runs in.
     """
 
     id: OpId
@@ -94,6 +95,11 @@ class Op:
     def joins_step(self) -> bool:
         """Whether it was inserted and runs in the step, not in the variables' initialisation."""
         return self.role not in ("", "own")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it does what one of the user's operations does, and stands in for that."""
+        return self.role in ("clone", "swap_join")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def original(graph: Graph, value: ValueId) -> ValueId:
         op = graph.op(v.op)
         if op.role in COPIES:
             value = op.inputs[0]
-        elif op.role == "clone":
+        elif op.repeats:
             assert op.origin is not None
             value = graph.op(op.origin).outputs[v.index]
         else:
@@ -76,7 +76,7 @@ def check(graph: Graph, before: Edges) -> None:
                 + text.excerpt(graph, OpId(op))
             )
     for node in graph.ops():
-        if node.role == "clone":
+        if node.repeats:
             assert node.origin is not None
             twin = graph.op(node.origin)
             if node.type != twin.type or [original(graph, v) for v in node.inputs] != list(

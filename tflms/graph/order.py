@@ -141,6 +141,7 @@ class Phases:
         activation: per value, whether it is computed from data and not from variables alone.
         guard: per operation, the v1 branches that it lives in.
         needed_by: per operation, a bit for each target (fetch, or end of the graph) that needs it.
+        targets: what the step is run for.
     """
 
     order: tuple[OpId, ...]
@@ -151,6 +152,7 @@ class Phases:
     activation: tuple[bool, ...]
     guard: tuple[frozenset[tuple[ValueId, int]], ...]
     needed_by: tuple[int, ...] = ()
+    targets: frozenset[OpId] = frozenset()
 
     def late(self, op: OpId) -> bool:
         """Tell whether an operation belongs to the backward phase or comes after it."""
@@ -219,6 +221,7 @@ def phases(
         needed_by=(
             tuple(int(i in step) for i in ids) if whole else _needed_by(graph, order, targets)
         ),
+        targets=frozenset(wanted),
     )
 
 
@@ -232,6 +235,12 @@ def _needed_by(graph: Graph, order: Sequence[OpId], targets: Sequence[OpId]) -> 
         for before in graph.predecessors(op):
             needed[before] |= needed[op]
     return tuple(needed)
+
+
+def replaced(graph: Graph) -> set[OpId]:
+    """Return the user's operations that the step no longer runs: the host does what they did."""
+    joins = (op.origin for op in graph.ops() if op.role == "swap_join")
+    return {origin for origin in joins if origin is not None}
 
 
 def with_edges(

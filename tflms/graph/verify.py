@@ -59,7 +59,7 @@ def _verify_inserted(graph: Graph, op: Op) -> None:
             _fail(graph, op, "copies what is no plain tensor (I4)")
         if op.frame != graph.op(graph.value(original(graph, source.id)).op).frame:
             _fail(graph, op, "left the loop frame of what it copies (I8)")
-    elif op.role == "clone":
+    elif op.repeats:
         facts = effects.of(op.type)
         if not facts.pure or op.stateful:
             _fail(graph, op, "repeats an operation that must run once (I7)")

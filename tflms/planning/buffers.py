@@ -54,6 +54,7 @@ class Buffers:
             still shows.
         outs, out_uses: copies to the host, and which entry of ``use_op`` is theirs.
         ins: copies back. copies: both, by operation.
+        joins: what is put together on the host, as copies that no link carries.
         waits: per operation that waits for copies, those.
         persistent: bytes of each variable and constant.
         initial: those of the constants that variables were started with.
@@ -76,6 +77,7 @@ class Buffers:
     outs: tuple[Transfer, ...]
     out_uses: tuple[int, ...]
     ins: tuple[Transfer, ...]
+    joins: tuple[Transfer, ...]
     copies: Mapping[int, Transfer]
     waits: Mapping[int, tuple[OpId, ...]]
     persistent: tuple[int, ...]
@@ -217,6 +219,11 @@ class _Compiler:
             for op in self.graph.ops()
             if op.role == "swap_in" and op.id in self.within
         ]
+        joins = tuple(
+            self._transfer(op.id, out=True)
+            for op in self.graph.ops()
+            if op.role == "swap_join" and op.id in self.within
+        )
         copies: dict[int, Transfer] = {copy.op: copy for copy in (*outs, *ins)}
         waits: dict[int, tuple[OpId, ...]] = {}
         for copy in copies.values():
@@ -228,7 +235,7 @@ class _Compiler:
             _ints(self.root), _ints(self.producer), _ints(self.nbytes), _ints(flat), _ints(starts),
             _ints(used), _ints(donor), _ints(heir), _ints(taker), _ints(write_op),
             _ints(write_read), _ints(write_nbytes), tuple(outs), tuple(out_uses), tuple(ins),
-            copies, waits, tuple(n for n in self.persistent if n), self.initial,
+            joins, copies, waits, tuple(n for n in self.persistent if n), self.initial,
             tuple((w, rounded(n)) for w, n in self._born()),
         )  # fmt: skip
 
@@ -236,7 +243,9 @@ class _Compiler:
         graph = self.graph
         op = graph.op(op_id)
         readers = tuple(u.op for u in graph.uses(op.outputs[0]) if u.op in self.within)
-        gates = tuple(c for c in graph.control_users(op_id) if c in self.within) if out else ()
+        joins = [r for r in readers if graph.op(r).role == "swap_join"]
+        waiting = (*graph.control_users(op_id), *joins)
+        gates = tuple(c for c in waiting if c in self.within) if out else ()
         copied = op.outputs[0]
         return Transfer(
             op_id, self.weights.nbytes[copied], out, gates, readers, original(graph, copied)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tflms import units
 from tflms.errors import InfeasibleError
 from tflms.graph import effects
+from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
 from tflms.planning.allocator import rounded
@@ -33,34 +34,67 @@ class Floor:
     workspace_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an operation has to hold at once.
+
+    Attributes:
+        op: the operation.
+        nbytes: of all that it reads and makes, and of its scratch memory.
+        operands: what it reads and makes, with bytes; what takes over a buffer has none.
+        workspace_bytes: its scratch memory.
+    """
+
+    op: OpId
+    nbytes: int
+    operands: tuple[tuple[ValueId, int], ...]
+    workspace_bytes: int
+
+
+def demands(graph: Graph, weights: Sizes, costs: Costs, order: Sequence[OpId]) -> list[Demand]:
+    """Return what each of the user's operations on the device holds, in order."""
+    folded = kernels.folded(graph, order)
+    return [
+        _demand(graph, weights, costs, op_id, folded)
+        for op_id in order
+        if not graph.op(op_id).role and op_id not in folded and weights.on_device[op_id]
+    ]
+
+
+def _demand(
+    graph: Graph, weights: Sizes, costs: Costs, op_id: OpId, folded: Container[OpId]
+) -> Demand:
+    op = graph.op(op_id)
+    facts = effects.of(op.type)
+    held: dict[ValueId, int] = {}
+    for value in op.inputs:
+        source = graph.producer(value)
+        if source.id not in folded and not effects.of(source.type).reads:
+            held[value] = rounded(weights.nbytes[value])
+    largest_input = max(held.values(), default=0)
+    if not facts.view and not facts.reads:
+        for index, value in enumerate(op.outputs):
+            nbytes = rounded(weights.nbytes[value])
+            taken = op.type in kernels.FORWARDING and index == 0 and nbytes <= largest_input
+            held[value] = 0 if taken else nbytes
+    scratch = costs.workspace[op_id] if op_id < len(costs.workspace) else 0
+    return Demand(op_id, sum(held.values()) + scratch, tuple(held.items()), scratch)
+
+
 def floor(
     graph: Graph, weights: Sizes, costs: Costs, order: Sequence[OpId], persistent_bytes: int
 ) -> Floor:
     """Find the operation that holds most: operands, results that need a buffer, workspace."""
-    folded = kernels.folded(graph, order)
-    best: tuple[int, OpId | None, list[tuple[ValueId, int]], int] = (0, None, [], 0)
-    for op_id in order:
-        op = graph.op(op_id)
-        if op.role or op_id in folded or not weights.on_device[op_id]:
-            continue
-        facts = effects.of(op.type)
-        held: dict[ValueId, int] = {}
-        for value in op.inputs:
-            source = graph.producer(value)
-            if source.id not in folded and not effects.of(source.type).reads:
-                held[value] = rounded(weights.nbytes[value])
-        largest_input = max(held.values(), default=0)
-        if not facts.view and not facts.reads:
-            for index, value in enumerate(op.outputs):
-                nbytes = rounded(weights.nbytes[value])
-                taken = op.type in kernels.FORWARDING and index == 0 and nbytes <= largest_input
-                held[value] = 0 if taken else nbytes
-        scratch = costs.workspace[op_id] if op_id < len(costs.workspace) else 0
-        total = sum(held.values()) + scratch
-        if total > best[0]:
-            best = (total, op_id, sorted(held.items(), key=lambda i: (-i[1], i[0])), scratch)
-    operands = tuple(item for item in best[2] if item[1])
-    return Floor(best[0] + persistent_bytes, persistent_bytes, best[1], operands, best[3])
+    found = demands(graph, weights, costs, order)
+    most = max(found, key=lambda demand: demand.nbytes, default=None)
+    if most is None:
+        return Floor(persistent_bytes, persistent_bytes, None, (), 0)
+    named = ((original(graph, v), nbytes) for v, nbytes in most.operands if nbytes)
+    operands = sorted(named, key=lambda o: (-o[1], o[0]))
+    return Floor(
+        most.nbytes + persistent_bytes, persistent_bytes, most.op, tuple(operands),
+        most.workspace_bytes,
+    )  # fmt: skip
 
 
 def refuse(

@@ -343,11 +343,12 @@ class Replay:
     def _host(self, position: Ints, count: int) -> tuple[int, int]:
         b = self._buffers
         change = np.zeros(count + 2, np.int64)
-        for out in b.outs:
+        parked = (*b.outs, *b.joins)
+        for out in parked:
             change[position[out.op]] += out.nbytes
             last = max((int(position[r]) for r in out.readers), default=int(position[out.op]))
             change[last + 1] -= out.nbytes
-        peak = int(np.max(np.cumsum(change))) if b.outs else 0
+        peak = int(np.max(np.cumsum(change))) if parked else 0
         return peak, sum(out.nbytes for out in b.outs)
 
     def _top(self, position: Ints, ends: Ints, at: int) -> tuple[tuple[ValueId, int], ...]:

@@ -200,6 +200,32 @@ def is_swap_in(env: Env, v: str) -> str | None:
     return _has_role(env, v, "swap_in")
 
 
+@condition
+def is_joined(env: Env, v: str) -> str | None:
+    """The value was put together on the host."""
+    return _has_role(env, v, "swap_join")
+
+
+@condition
+def gathers(env: Env, f: str) -> str | None:
+    """The operation puts tensors together and computes nothing, so it makes the same anywhere."""
+    op = env.graph.op(env.op(f))
+    if effects.gathers(op.type):
+        return None
+    return f"{op.name!r} ({op.type}) does more than put tensors together"
+
+
+@condition
+def parts_on_host(env: Env, swapped: str, f: str) -> str | None:
+    """A copy on the host is known of each part, so that nothing comes back for it."""
+    graph, found = env.graph, env.bindings[swapped]
+    op = graph.op(env.op(f))
+    for part in op.inputs[:-1]:  # the last one is the axis
+        if part not in found or graph.producer(found[part]).role not in ("swap_out", "swap_join"):
+            return f"{graph.value_name(part)!r} is not on the host"
+    return None
+
+
 def _has_role(env: Env, v: str, role: str) -> str | None:
     op = env.graph.producer(env.value(v))
     return None if op.role == role else f"{op.name!r} is no {role}"

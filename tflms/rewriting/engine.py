@@ -224,7 +224,7 @@ class Engine:
     def _replacement(self, use: Use, value: ValueId) -> ValueId:
         """What a use reads from now on: of a clone with several outputs, the one it read before."""
         maker = self.graph.producer(value)
-        if maker.role != "clone":
+        if not maker.repeats:
             return value
         return maker.outputs[self.graph.value(self.graph.op(use.op).inputs[use.slot]).index]
 
@@ -236,12 +236,12 @@ class Engine:
         env, graph = self._env, self.graph
         controls = [env.op(statement.after)] if statement.after else []
         if statement.type == "Clone":
-            return self._clone(env.op(statement.source), controls)
+            return self._clone(env.op(statement.source), controls, host=statement.host)
         value = env.value(statement.source)
         v, source = graph.value(value), graph.producer(value)
         role = "own" if statement.type == "DeepCopy" else "identity"
         if statement.host:
-            role = "swap_in" if source.role == "swap_out" else "swap_out"
+            role = "swap_in" if source.role in ("swap_out", "swap_join") else "swap_out"
         elif statement.after:
             role = "seed"  # the first value of what is computed again
         root = graph.value(original(graph, value))
@@ -258,19 +258,20 @@ class Engine:
         self._place(op)
         return op
 
-    def _clone(self, origin: OpId, controls: list[OpId]) -> Op:
+    def _clone(self, origin: OpId, controls: list[OpId], *, host: bool) -> Op:
         """Repeat an operation; inputs that ``swapped`` maps are read from there instead."""
         graph, twin = self.graph, self.graph.op(origin)
         mapped: Mapping[ValueId, ValueId] = self._env.bindings.get("swapped", {})
+        role = "swap_join" if host else "clone"
         op = graph.add(
-            self._fresh(inserted(twin.name, 0, "clone")),
+            self._fresh(inserted(twin.name, 0, role)),
             twin.type,
             inputs=[mapped.get(v, v) for v in twin.inputs],
             controls=controls,
             outputs=[(graph.value(v).dtype, graph.value(v).shape) for v in twin.outputs],
-            device=twin.device,
+            device=self.host_device if host else twin.device,
             frame=twin.frame,
-            role="clone",
+            role=role,
             origin=origin,
         )
         self._place(op)

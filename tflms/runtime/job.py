@@ -54,6 +54,7 @@ class Job:
     def within(self) -> set[OpId]:
         """Operations that the training step runs, inserted ones among them."""
         step = {op for op in range(len(self.phases.step)) if self.phases.step[op]}
+        step -= order.replaced(self.graph)
         return {
             op.id for op in self.graph.ops() if op.id in step or op.id >= self.graph.original_ops
         }

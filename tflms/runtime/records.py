@@ -47,6 +47,7 @@ def swap(graph: Graph, swapped: Swapped, weights: Sizes) -> Swap:
         gone_level=swapped.gone,
         back_level=swapped.back,
         gates=_gates(graph, swapped.swap_out),
+        joined=graph.op(swapped.swap_out).role == "swap_join",
     )
 
 

@@ -198,7 +198,7 @@ class _Replay:
         op = self.read.graph.op(op_id)
         tf_graph = self.read.tf_graph
         inputs = [self._tensor(v) for v in op.inputs]
-        if op.role == "clone":
+        if op.repeats:
             assert op.origin is not None
             attrs, types = self._like(op.origin)
         else:

@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from tflms.config import Config
 from tflms.graph.ir import Graph, OpId, ValueId
-from tflms.graph.order import Phases, with_edges
-from tflms.planning.cost import Costs, Sizes, device_kind, main_device, sizes
+from tflms.graph.order import Phases, replaced, with_edges
+from tflms.planning.cost import Costs, Sizes, device_kind, main_device, sizes, with_inserted
 from tflms.planning.floor import Floor, floor, refuse
 from tflms.planning.packing import waste_of
 from tflms.planning.schedule import least_peak, list_schedule
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
-from tflms.strategies import biases, shapes, starts
+from tflms.strategies import biases, joins, shapes, starts
 from tflms.strategies.least import least_limit
 from tflms.strategies.search import Search
 from tflms.strategies.swap import Swapped, paired, selection
@@ -67,18 +67,23 @@ def run(
         InfeasibleError: the limit is below the floor, or no choice of swaps meets it.
     """
     start = len(graph.journal)
-    prepared = _prepared(graph, phases, config, costs, default_kind)
-    search, lowest = prepared.search(limit), prepared.floor
-    found = search.run() if limit >= lowest.nbytes else None
-    if found is not None:
-        return Outcome(
-            search.engine, found.swapped, found.timeline, lowest, found.order_edges, prepared.whole
-        )
+    for join in (False, True):  # what the host puts together makes the device wait
+        prepared = _prepared(graph, phases, config, costs, default_kind, join=join)
+        if join and not prepared.joined:
+            break
+        search, lowest = prepared.search(limit), prepared.floor
+        found = search.run() if limit >= lowest.nbytes else None
+        if found is not None:
+            swapped = [*found.swapped, *_joined(search.engine, search.joined, found.swapped)]
+            return Outcome(
+                search.engine, swapped, found.timeline, lowest, found.order_edges, prepared.whole
+            )
+        graph.rollback(start)
     last = [search]
 
     def keeps(other: int) -> bool:
         graph.rollback(start)
-        last[0] = _prepared(graph, phases, config, costs, default_kind).search(other)
+        last[0] = _prepared(graph, phases, config, costs, default_kind, join=True).search(other)
         return last[0].keeps()
 
     below = limit < lowest.nbytes
@@ -100,10 +105,25 @@ class _Prepared:
     search: Callable[[int], Search]
     whole: tuple[OpId, ...]
     floor: Floor
+    joined: Sequence[joins.Joined]
+
+
+def _joined(
+    engine: Engine, joined: Sequence[joins.Joined], swapped: Sequence[Swapped]
+) -> list[Swapped]:
+    """What the host puts together, and its parts, as values that are parked."""
+    graph, level = engine.graph, engine.phases.level
+    found = [joins.as_swapped(engine, one) for one in joined]
+    known = {one.swap_out for one in swapped}
+    for part in (part for one in joined for part in one.parts if part not in known):
+        value = graph.op(part).inputs[0]
+        made = level[graph.value(value).op]
+        found.append(Swapped(value, part, (), made, made))
+    return found
 
 
 def _prepared(
-    graph: Graph, phases: Phases, config: Config, costs: Costs, default_kind: str
+    graph: Graph, phases: Phases, config: Config, costs: Costs, default_kind: str, *, join: bool
 ) -> _Prepared:
     step = {op.id for op in graph.ops() if phases.step[op.id]}
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
@@ -115,22 +135,29 @@ def _prepared(
     engine = Engine(graph, phases, host_device=config.host_device, order=whole)
     shapes.run(engine)
     starts.run(engine, step)
+    pins = _wanted(graph, phases, config.replace(min_swap_bytes=0), default_kind) - wanted
+    joined: list[joins.Joined] = []
+    if join:
+        weights = with_inserted(graph, weights)
+        order = [op for op in engine.witness if op in step]
+        found = joins.candidates(graph, phases, weights, costs, order, wanted | pins)
+        joined = joins.run(engine, found, order)
     step |= {op.id for op in graph.ops() if op.joins_step}
+    step -= replaced(graph)
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
     order = [op for op in engine.witness if op in step]
     replay = Replay(graph, weights, step, costs)
     lowest = floor(graph, weights, costs, order, replay.persistent_bytes)
-    pins = _wanted(graph, phases, config.replace(min_swap_bytes=0), default_kind) - wanted
     host_limit = None if config.host_memory_limit is None else int(config.host_memory_limit)
     kind = device_kind(config.device or main_device(graph), default_kind)
 
     def search(limit: int) -> Search:
         return Search(
             engine, weights, costs, step, order, replay, wanted, frozenset(pins), limit,
-            lowest.nbytes, host_limit, waste_of(kind), default_kind, config.recompute,
+            lowest.nbytes, host_limit, waste_of(kind), default_kind, config.recompute, joined,
         )  # fmt: skip
 
-    return _Prepared(search, tuple(whole), lowest)
+    return _Prepared(search, tuple(whole), lowest, joined)
 
 
 def _wanted(graph: Graph, phases: Phases, config: Config, default_kind: str) -> set[ValueId]:
@@ -183,6 +210,7 @@ def outcome_of(
     """Describe a rewrite that was played from a plan."""
     graph, phases = engine.graph, engine.phases
     step = {op.id for op in graph.ops() if op.joins_step or (not op.role and phases.step[op.id])}
+    step -= replaced(graph)
     weights = sizes(graph, device=config.device, batch_size=config.batch_size)
     replay = Replay(graph, weights, step, costs)
     planned = [op for op in engine.witness if op in step]
@@ -204,8 +232,9 @@ def swapped_in(engine: Engine) -> list[Swapped]:
         kept = [phases.level[u.op] for u in graph.uses(value) if u.op < graph.original_ops]
         gone = max(kept, default=phases.level[graph.value(value).op])
         back = min((phases.level[graph.op(w).controls[0]] for w in ins), default=gone)
-        found.append(Swapped(value, op.id, groups, gone, back))
-    return found
+        if groups:
+            found.append(Swapped(value, op.id, groups, gone, back))
+    return [*found, *_joined(engine, joins.joined_in(engine), found)]
 
 
 def _whole(graph: Graph, step: Sequence[OpId], outside: Sequence[OpId]) -> list[OpId]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from tflms.graph.erase import original
-from tflms.graph.ir import OpId, Use, ValueId
+from tflms.graph.ir import Graph, OpId, Use, ValueId
 from tflms.planning.auto import Choice, Decision, SwapIn
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.lines import Chain
@@ -48,11 +48,11 @@ def apply(
         swapped = _apply_choice(engine, links, line, choice)
         if swapped is not None:
             done.append(swapped)
-    _wait_for_returns(engine, links, [one for one in done if one.value not in relaxed])
+    wait_for_returns(engine, links, [one for one in done if one.value not in relaxed])
     return done
 
 
-def _wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) -> None:
+def wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) -> None:
     """Let what is next wait for copies back, and these for copies out that are under way.
 
     Those that start at one place run one by one.
@@ -93,6 +93,13 @@ def _reaching(engine: Engine, line: Mapping[OpId, OpId], swap_in: SwapIn) -> OpI
     return swap_in.anchor
 
 
+def _on_host(graph: Graph, value: ValueId, copy: ValueId) -> ValueId | None:
+    """Another copy to the host of the same value, made for a concatenation there."""
+    made = (graph.op(use.op) for use in graph.uses(value))
+    found = (op.outputs[0] for op in made if op.role == "swap_out" and op.outputs[0] != copy)
+    return next(found, None)
+
+
 def _apply_choice(
     engine: Engine, links: Chain, line: Mapping[OpId, OpId], choice: Choice
 ) -> Swapped | None:
@@ -109,8 +116,8 @@ def _apply_choice(
             return None
         copy = graph.op(OpId(outcome.made["h"])).outputs[0]
         if out is None:
-            out = copy
-        else:
+            out = copy if (there := _on_host(graph, choice.value, copy)) is None else there
+        if out != copy:
             engine.apply(Application("fuse_swap_outs", {"h1": out, "h2": copy}))
         groups.append((OpId(outcome.made["w"]), swap_in.uses))
     if out is None:

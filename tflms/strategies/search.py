@@ -22,7 +22,7 @@ from tflms.planning.auto import Decision, Gap, Problem
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
-from tflms.strategies import again, mixing
+from tflms.strategies import again, joins, mixing
 from tflms.strategies.gaps import Views, gaps_of
 from tflms.strategies.holes import (
     ROOM_PER_MILLE,
@@ -103,6 +103,7 @@ class Search:
         waste: what the device's allocator leaves over at most, see ``overflow``.
         default_kind: the kind of device that runs operations which name none.
         recompute: whether values may be computed again.
+        joined: concatenations that the host does.
         room_per_mille: of the limit, into which buffers must fit.
         tried: peak, replay and order of each attempt that failed.
     """
@@ -121,6 +122,7 @@ class Search:
     waste: int
     default_kind: str
     recompute: bool = True
+    joined: Sequence[joins.Joined] = ()
     room_per_mille: int = ROOM_PER_MILLE
     tried: list[tuple[int, Replay, list[OpId]]] = dataclasses.field(default_factory=list)
 
@@ -189,6 +191,7 @@ class Search:
             default_kind=self.default_kind,
         )  # fmt: skip
         edges = fix_order(self.engine, links)
+        joins.settle(self.engine, links, self.joined)
         self.weights = with_inserted(graph, self.weights)  # the edges keep some from being fused
         return links, edges
 

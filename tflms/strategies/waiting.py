@@ -144,10 +144,13 @@ def _may_wait(graph: Graph, phases: Phases, op_id: OpId) -> bool:
 
 
 def hold(engine: Engine, use: Use) -> OpId | None:
-    """Let an operation read an input through a copy of the handle, which can wait for others."""
+    """Let an operation read an input through a copy of the handle, which can wait for others.
+
+    A copy back from the host is one already; a second one would be in its way on the device.
+    """
     graph = engine.graph
     value = graph.op(use.op).inputs[use.slot]
-    if graph.producer(value).role == "identity":
+    if graph.producer(value).role in ("identity", "swap_in"):
         return graph.value(value).op
     outcome = engine.apply(Application("introduce_identity", {"v": value, "uses": (use,)}))
     return OpId(outcome.made["i"]) if isinstance(outcome, Applied) else None
