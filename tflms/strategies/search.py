@@ -10,7 +10,7 @@ computed again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from tflms.planning.allocator import overflow, rounded
 from tflms.planning.auto import Decision, Gap, Problem
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Replay, Timeline
+from tflms.planning.unordered import over
 from tflms.rewriting.engine import Engine
 from tflms.strategies import again, joins, mixing
 from tflms.strategies.gaps import Views, gaps_of
@@ -34,7 +35,7 @@ from tflms.strategies.holes import (
     least_limit,
 )
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
-from tflms.strategies.parking import apply, renumbered
+from tflms.strategies.parking import apply, renumbered, without
 from tflms.strategies.swap import Swapped
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
@@ -256,7 +257,7 @@ class Search:
             if spills:
                 stay &= set(setup.away)
             if stay:  # they were asked to go, and a rule refuses them: others have to
-                setup = _without(setup, stay)
+                setup = without(setup, stay)
             elif more is not None:
                 setup = dataclasses.replace(setup, away=more)
             elif decision.exhausted:
@@ -347,6 +348,9 @@ class Search:
                 spills.append(Spill(asked, found, ran))
                 if len(spills) == most:
                     break
+        if not spills and timeline.peak_bytes <= self.limit:
+            peak = over(graph, replay, inserted, planned, self.limit)
+            timeline = timeline if peak is None else dataclasses.replace(timeline, peak_bytes=peak)
         if spills or timeline.peak_bytes > self.limit or self.host_limit is not None:
             self.tried.append((timeline.peak_bytes, replay, planned))
         return timeline, spills
@@ -364,13 +368,6 @@ def _seconds(kept: _Kept) -> float:
 def _weighed(variant: _Variant) -> float:
     """Seconds; computing again has to be worth it."""
     return _seconds(variant.kept) * (1.0 if variant.near else _WORTH)
-
-
-def _without(setup: Problem, values: Collection[ValueId]) -> Problem:
-    """The problem with values that stay on the device."""
-    gaps = {v: gaps for v, gaps in setup.gaps.items() if v not in values}
-    away = {v: at for v, at in setup.away.items() if v not in values}
-    return dataclasses.replace(setup, gaps=gaps, away=away)
 
 
 def problem(search: Search, links: Chain) -> Problem:
