@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,9 @@ import numpy.typing as npt
 from tflms.graph import effects
 from tflms.graph.ir import Graph, OpId, ValueId
 from tflms.planning import kernels
+from tflms.planning.allocator import rounded
 from tflms.planning.auto import Gap
+from tflms.planning.cost import Sizes
 
 
 class Views:
@@ -48,6 +50,27 @@ class Views:
             ),
             default=-1,
         )
+
+
+def all_gaps(
+    graph: Graph,
+    order: Sequence[OpId],
+    gates: npt.NDArray[np.bool_],
+    values: Collection[ValueId],
+    weights: Sizes,
+) -> dict[ValueId, tuple[Gap, ...]]:
+    """The gaps of each of some values that has any, in the order in which they are made."""
+    place = {op: i for i, op in enumerate(order)}
+    views = Views(graph, order)
+    found: dict[ValueId, tuple[Gap, ...]] = {}
+    for op_id in order:
+        for value in graph.op(op_id).outputs:
+            if value in values:
+                held = max(place[op_id], views.last_use_of_others(value, place))
+                nbytes = rounded(weights.nbytes[value])
+                if gaps := gaps_of(graph, nbytes, place, gates, value, held):
+                    found[value] = gaps
+    return found
 
 
 def gaps_of(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-_PARTS = (0.2, 0.35, 0.5, 0.65, 0.8)  # of the bytes that may be computed again
-_START = 2
+# Of the bytes that may be computed again.
+_PARTS = (0.2, 0.3, 0.4, 0.5, 0.575, 0.65, 0.725, 0.8)
+_START = 3
 
 Variant = TypeVar("Variant")
 

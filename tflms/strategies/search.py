@@ -10,6 +10,7 @@ computed again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,14 +18,13 @@ import numpy as np
 
 from tflms.graph.ir import OpId, ValueId
 from tflms.planning import auto
-from tflms.planning.allocator import overflow, rounded
-from tflms.planning.auto import Decision, Gap, Problem
+from tflms.planning.allocator import overflow
+from tflms.planning.auto import Decision, Problem
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Replay, Timeline
-from tflms.planning.unordered import over
 from tflms.rewriting.engine import Engine
 from tflms.strategies import again, joins, mixing
-from tflms.strategies.gaps import Views, gaps_of
+from tflms.strategies.gaps import all_gaps
 from tflms.strategies.holes import (
     ROOM_PER_MILLE,
     TIGHT_ROOMS_PER_MILLE,
@@ -35,7 +35,7 @@ from tflms.strategies.holes import (
     least_limit,
 )
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
-from tflms.strategies.parking import apply, renumbered, without
+from tflms.strategies.parking import apply, renumbered
 from tflms.strategies.swap import Swapped
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
@@ -46,6 +46,7 @@ _RELAXATIONS = 4
 _PATIENCE = 2  # aims that are lower and no better
 _AIMS_PERCENT = (100, 92, 85, 70)  # of the limit: where little is parked, little can be moved about
 _AIMS_RELAXED_PERCENT = (95, 93, 91, 89, 85, 80, 74)
+_AIMS_MIXED_PERCENT = (85, 89, 93, 80, 74)  # what is computed again needs room in between
 _SPILLS_RELAXED = 6  # buffers that find no room, for which room is made at once
 _NEAR = (6, 16)  # operations of the line: how soon what is read again has to be needed anyway
 _WORTH = 0.98  # of the time without: computing again has to save so much
@@ -105,6 +106,7 @@ class Search:
         default_kind: the kind of device that runs operations which name none.
         recompute: whether values may be computed again.
         joined: concatenations that the host does.
+        aims_percent: of the limit, what copies that take their time may leave on the device.
         room_per_mille: of the limit, into which buffers must fit.
         tried: peak, replay and order of each attempt that failed.
     """
@@ -124,6 +126,7 @@ class Search:
     default_kind: str
     recompute: bool = True
     joined: Sequence[joins.Joined] = ()
+    aims_percent: Sequence[int] = _AIMS_RELAXED_PERCENT
     room_per_mille: int = ROOM_PER_MILLE
     tried: list[tuple[int, Replay, list[OpId]]] = dataclasses.field(default_factory=list)
 
@@ -216,6 +219,7 @@ class Search:
         weights = with_inserted(graph, self.weights)
         return dataclasses.replace(
             self, weights=weights, step=step, wanted=self.wanted - values, tried=[],
+            aims_percent=_AIMS_MIXED_PERCENT,
             order=[op for op in engine.witness if op in step],
             replay=Replay(graph, weights, step, self.costs, like=self.replay),
         )  # fmt: skip
@@ -240,8 +244,10 @@ class Search:
                 return kept
         return None
 
-    def _keep(self, setup: Problem, links: Chain, attempts: int) -> _Kept | None:
-        """Look for a decision that keeps the limit; the graph is left as it is."""
+    def _keep(
+        self, setup: Problem, links: Chain, attempts: int, *, within: float = math.inf
+    ) -> _Kept | None:
+        """Look for a decision that keeps the limit within a time; the graph is left as it is."""
         graph = self.engine.graph
         mark = len(graph.journal)
         for _ in range(attempts):
@@ -256,8 +262,10 @@ class Search:
             stay = {one.value for one in decision.choices} - {one.value for one in done}
             if spills:
                 stay &= set(setup.away)
+            if timeline.seconds >= within:
+                break  # to make room takes more time, not less
             if stay:  # they were asked to go, and a rule refuses them: others have to
-                setup = without(setup, stay)
+                setup = setup.without(stay)
             elif more is not None:
                 setup = dataclasses.replace(setup, away=more)
             elif decision.exhausted:
@@ -275,7 +283,7 @@ class Search:
         return self._relax_roomiest(strict, links) if best is None else best
 
     def _relax_all(self, strict: _Kept, links: Chain) -> _Kept | None:
-        """Aim lower and lower; of what fits whenever copies come, take the fastest.
+        """Aim at one part of the limit after another; of what fits, take the fastest.
 
         What is held closer to the limit leaves holes that are too small, and filling these again
         costs more time than a little less memory does.
@@ -283,10 +291,12 @@ class Search:
         best: _Kept | None = None
         since = 0  # tries since the best
         everything = frozenset(strict.setup.gaps)
-        for percent in _AIMS_RELAXED_PERCENT:
+        for percent in self.aims_percent:
             aim = self.limit * percent // 100
             setup = dataclasses.replace(strict.setup, relaxed=everything, away={}, limit=aim)
-            kept = self._keep(setup, links, self._attempts() // len(_AIMS_RELAXED_PERCENT))
+            within = strict.timeline.seconds if best is None else best.timeline.seconds
+            attempts = self._attempts() // len(self.aims_percent)
+            kept = self._keep(setup, links, attempts, within=within)
             since += best is not None
             if kept is not None and (best is None or _seconds(kept) < _seconds(best)):
                 best, since = kept, 0
@@ -348,9 +358,6 @@ class Search:
                 spills.append(Spill(asked, found, ran))
                 if len(spills) == most:
                     break
-        if not spills and timeline.peak_bytes <= self.limit:
-            peak = over(graph, replay, inserted, planned, self.limit)
-            timeline = timeline if peak is None else dataclasses.replace(timeline, peak_bytes=peak)
         if spills or timeline.peak_bytes > self.limit or self.host_limit is not None:
             self.tried.append((timeline.peak_bytes, replay, planned))
         return timeline, spills
@@ -381,15 +388,7 @@ def problem(search: Search, links: Chain) -> Problem:
     in_chain[[place[op] for op in links.ops]] = True
     gates = in_chain.copy()
     gates[[place[op] for op in links.heads]] = True
-    views = Views(graph, order)
-    gaps: dict[ValueId, tuple[Gap, ...]] = {}
-    for op_id in order:
-        for value in graph.op(op_id).outputs:
-            if value in search.wanted or value in search.pins:
-                held = max(place[op_id], views.last_use_of_others(value, place))
-                nbytes = rounded(search.weights.nbytes[value])
-                if found := gaps_of(graph, nbytes, place, gates, value, held):
-                    gaps[value] = found
+    gaps = all_gaps(graph, order, gates, search.wanted | search.pins, search.weights)
     return Problem(
         order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
         in_chain, gates, gaps, costs, search.limit, search.host_limit, pins=search.pins,
