@@ -181,6 +181,20 @@ def test_planning_is_deterministic():
     assert dumps[0] == dumps[1]
 
 
+def ordered_forward(graph, targets):
+    sequence = order.topological(graph)
+    phases = order.Phases(
+        order=tuple(sequence), level=tuple(order.levels(graph, sequence, set(sequence))),
+        step=(True,) * graph.size, forward=(True,) * graph.size, backward_start=0,
+        activation=(True,) * graph.value_count, guard=tuple(order.guards(graph, sequence)),
+        needed_by=order._needed_by(graph, sequence, targets),
+    )  # fmt: skip
+    engine = Engine(graph, phases, order=sequence)
+    links = lines_of.chain(graph, phases, cost.sizes(graph), sequence, 1)
+    lines_of.fix_order(engine, links)
+    return links
+
+
 def test_no_order_edge_drags_an_operation_into_a_run_that_does_without_it():
     lines = [
         f"x = Placeholder() : f32[{WIDE}]",
@@ -192,19 +206,28 @@ def test_no_order_edge_drags_an_operation_into_a_run_that_does_without_it():
     ]
     graph = text.parse("\n".join(f"{line} @/device:EMU:0" for line in lines))
     targets = [text.op_named(graph, name) for name in ("left", "right")]
-    sequence = order.topological(graph)
-    phases = order.Phases(
-        order=tuple(sequence), level=tuple(order.levels(graph, sequence, set(sequence))),
-        step=(True,) * graph.size, forward=(True,) * graph.size, backward_start=0,
-        activation=(True,) * graph.value_count, guard=tuple(order.guards(graph, sequence)),
-        needed_by=order._needed_by(graph, sequence, targets),
-    )  # fmt: skip
-    engine = Engine(graph, phases, order=sequence)
-    links = lines_of.chain(graph, phases, cost.sizes(graph), sequence, 1)
-    assert len(links.ops) >= 4
-    lines_of.fix_order(engine, links)
+    assert len(ordered_forward(graph, targets).ops) >= 4
     alone = order.ancestors(graph, [targets[0]])
     assert {graph.op(o).name for o in alone} == {"x", "a", "left"}
+
+
+@pytest.mark.parametrize("arguments", [True, False])
+def test_what_depends_on_the_labels_alone_is_ordered_where_every_run_is_given_them(arguments):
+    lines = [
+        f"x = Placeholder() : f32[{WIDE}]",
+        f"labels = Placeholder() : f32[{WIDE}]",
+        f"a = Cumsum(x) : f32[{WIDE}]",
+        f"b = Cumsum(labels) : f32[{WIDE}]",
+        f"loss = AddN(a, b) : f32[{WIDE}]",
+    ]
+    graph = text.parse("\n".join(f"{line} @/device:EMU:0" for line in lines))
+    for op in graph.ops():
+        if op.type == "Placeholder" and arguments:
+            op.attrs["argument"] = True
+    ordered_forward(graph, [text.op_named(graph, "loss")])
+    a, b = text.op_named(graph, "a"), text.op_named(graph, "b")
+    ordered = a in order.ancestors(graph, [b]) or b in order.ancestors(graph, [a])
+    assert ordered == arguments
 
 
 def test_a_plan_is_played_again_on_a_graph_that_was_built_again():

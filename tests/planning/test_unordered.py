@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 import tflms
+from tflms.config import Config
 from tflms.graph import text
 from tflms.planning import cost
-from tflms.planning.executor import executor_order, possible_orders
+from tflms.planning.executor import executor_order, orders_left, possible_orders
 from tflms.planning.simulate import Replay
 from tflms.planning.unordered import unordered
+from tflms.runtime import rewrite
+from tflms.runtime.job import start
 from tflms.zoo import graphs
 
 WIDE = 16384  # bytes of an activation
@@ -86,3 +91,46 @@ def test_schedules_are_followed_where_the_step_may_need_more_than_the_limit_as_i
     report = rewritten(int(1.05 * plain), strategy="optimal_checkpointing")
     assert report.recomputes
     assert "where the executor runs it in another order" in report.notes[-1]
+
+
+def test_what_nothing_waits_for_holds_what_it_reads_until_something_does():
+    lines = ["x = Placeholder() : f32[]", "a = Fill(x) : f32[4096]", "side = Cumsum(a) : f32[4096]"]
+    lines += ["b = Cumprod(a) : f32[4096]", "c = Cumprod(b) : f32[4096]"]
+    lines += ["d = Cumprod(c) : f32[4096]", "end = Select(side, d) : f32[]"]
+    graph = text.parse("\n".join(f"{line} @/device:EMU:0" for line in lines))
+    within = {op.id for op in graph.ops()}
+    replay, order = replayed(graph, within), [op.id for op in graph.ops()]
+    small = replay.run(order).peak_bytes - 3 * WIDE
+    assert small < WIDE  # a is gone when c is made from b, with side kept
+    assert replay.crowded_peak(order) == 4 * WIDE + small  # side still reads a
+
+
+def with_a_loss_in_the_middle():
+    """A step in which no edge may touch the square of an activation, nor its gradient."""
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default(), tf.device("/device:EMU:0"):
+        values = [v1.placeholder(tf.float32, (16, 24, 24, 16))]
+        for layer in range(5):
+            kernel = v1.get_variable(f"kernel{layer}", (3, 3, 16, 16))
+            scale = v1.get_variable(f"scale{layer}", (16,))
+            made = tf.nn.conv2d(values[-1], kernel, 1, "SAME") + scale
+            made, *_ = v1.nn.fused_batch_norm(made, scale, scale)
+            values.append(tf.nn.relu(made + values[-1]))
+        loss = tf.reduce_mean(values[-1]) + 0.3 * tf.reduce_mean(tf.square(values[3]))
+        train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    return graph, loss, [loss, train]
+
+
+def test_a_plan_keeps_its_limit_in_all_orders_that_its_edges_leave():
+    for fraction in (0.75, 0.7):
+        graph, loss, fetches = with_a_loss_in_the_middle()
+        config = Config.of({"memory_limit": fraction, "min_swap_bytes": 1024})
+        job = start(graph, config, loss=loss, fetches=fetches)
+        outcome = rewrite.propose(job).outcome
+        within = set(outcome.timeline.order)
+        replay = Replay(job.graph, job.weights(), within, rewrite.costs_of(job))
+        orders = list(orders_left(job.graph, within))
+        peaks = [replay.crowded_peak(order) for order in orders]
+        assert len({tuple(order) for order in orders}) > 3
+        assert max(peaks) <= 1.02 * fraction * job.before.peak_bytes

@@ -37,11 +37,11 @@ def parsed(step=STEP):
     return graph, phases, line
 
 
-def found(graph, phases, line):
+def found(graph, phases, line, stays=()):
     weights = cost.sizes(graph)
     costs = cost.static_costs(graph, weights)
-    every = {v for op in graph.ops() for v in op.outputs}
-    return joins.candidates(graph, phases, weights, costs, line, every)
+    leaves = {v for op in graph.ops() for v in op.outputs} - set(stays)
+    return joins.candidates(graph, phases, weights, costs, line, leaves)
 
 
 def lowest(graph, running):
@@ -82,6 +82,12 @@ def test_what_the_host_may_or_need_not_do_stays_on_the_device(change, why):
     step = STEP.replace(*change)
     assert step != STEP
     assert found(*parsed(step)) == [], why
+
+
+@pytest.mark.parametrize("name", ["up", "cat"])
+def test_what_may_not_leave_the_device_is_not_put_together_elsewhere(name):
+    graph, phases, line = parsed()
+    assert found(graph, phases, line, [text.value_named(graph, name)]) == []
 
 
 def test_what_the_step_is_run_for_stays_on_the_device():

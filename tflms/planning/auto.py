@@ -11,7 +11,7 @@ permits. After the greedy part of POFO (Beaumont et al. 2021, section 4), on gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,12 +115,6 @@ class Problem:
                 gate = self.gates[gap.after + 1 : place + 1].any()
                 return gap if gate and self.anchors[place : gap.until].any() else None
         return None
-
-    def without(self, values: Collection[ValueId]) -> Problem:
-        """The same, with values that stay on the device."""
-        gaps = {v: gaps for v, gaps in self.gaps.items() if v not in values}
-        away = {v: at for v, at in self.away.items() if v not in values}
-        return dataclasses.replace(self, gaps=gaps, away=away)
 
 
 @dataclass(frozen=True, slots=True)

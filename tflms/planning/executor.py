@@ -10,80 +10,128 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable, Collection, Iterator
 
 from tflms.graph.ir import Graph, OpId
 
 
 def executor_order(graph: Graph, within: set[OpId]) -> list[OpId]:
     """Return operations in the order in which a first-in first-out executor makes them ready."""
-    waiting, first = _waiting(graph, within)
-    ready = deque(first)
-    order: list[OpId] = []
-    while ready:
-        order.append(ready.popleft())
-        ready += _made_ready(graph, waiting, order[-1])
-    return order
+    return _first_first(_Step(graph, within))
 
 
-def possible_orders(graph: Graph, within: set[OpId]) -> tuple[list[OpId], ...]:
+def possible_orders(graph: Graph, within: set[OpId]) -> list[list[OpId]]:
     """Return orders between which what an executor with any number of threads does should lie.
 
     First in, first out; the newest first, once as listed and once the other way round; and what
     most operations wait for one after another first, so that the gradients of weights come last.
     """
-    first = executor_order(graph, within)
-    return (
-        first,
-        _newest_first(graph, within, reverse=False),
-        _newest_first(graph, within, reverse=True),
-        _longest_first(graph, within, first),
-    )
+    step = _Step(graph, within)
+    first = _first_first(step)
+    return [first, *_newest_first(step), _longest_first(step, first)]
 
 
-def _newest_first(graph: Graph, within: set[OpId], *, reverse: bool) -> list[OpId]:
-    waiting, ready = _waiting(graph, within)
-    ready.reverse()
-    order: list[OpId] = []
-    while ready:
-        order.append(ready.pop())
-        made = _made_ready(graph, waiting, order[-1])
-        ready += reversed(made) if reverse else made
-    return order
+def orders_left(graph: Graph, within: set[OpId]) -> Iterator[list[OpId]]:
+    """Yield orders between which a rewritten step should lie, the order of which is fixed by edges.
+
+    First in, first out, and the newest first. The same once more with copies between device and
+    host so slow that all runs which need not wait for them; and what most operations wait for
+    first, which can go on only until it has to wait for a copy: then the rest catches up.
+    """
+    step = _Step(graph, within)
+    first = _first_first(step)
+    yield first
+    yield from _newest_first(step)
+    copies = {op for op in first if graph.op(op).role in ("swap_out", "swap_in")}
+    if copies:
+        yield _taken(step, lambda _, count: (count, 0), slow=copies)
+        yield from _newest_first(step, slow=copies)
+        yield _longest_first(step, first, slow=copies)
 
 
-def _longest_first(graph: Graph, within: set[OpId], order: list[OpId]) -> list[OpId]:
-    """What has most operations behind it, one after another, comes first; as in ``order`` else."""
-    behind: dict[OpId, int] = {}
-    for op in reversed(order):
-        behind[op] = 1 + max((behind.get(after, 0) for after in graph.successors(op)), default=0)
-    key = {op: (-behind[op], place) for place, op in enumerate(order)}
-    waiting, first = _waiting(graph, within)
-    ready = [(key[op], op) for op in first]
-    heapq.heapify(ready)
-    found: list[OpId] = []
-    while ready:
-        found.append(heapq.heappop(ready)[1])
-        for op in _made_ready(graph, waiting, found[-1]):
-            heapq.heappush(ready, (key[op], op))
-    return found
+class _Step:
+    """Operations that run, and which of these wait for each of them."""
 
+    def __init__(self, graph: Graph, within: set[OpId]) -> None:
+        self.after = {
+            op.id: [after for after in graph.successors(op.id) if after in within]
+            for op in graph.ops()
+            if op.id in within
+        }
+        self.counts = dict.fromkeys(self.after, 0)
+        for after in self.after.values():
+            for op in after:
+                self.counts[op] += 1
 
-def _waiting(graph: Graph, within: set[OpId]) -> tuple[dict[OpId, int], list[OpId]]:
-    """How many operations each one waits for, and those that wait for none."""
-    waiting = {
-        op.id: sum(before in within for before in graph.predecessors(op.id))
-        for op in graph.ops()
-        if op.id in within
-    }
-    return waiting, [op for op, count in waiting.items() if not count]
+    def waiting(self) -> tuple[dict[OpId, int], list[OpId]]:
+        """How many operations each one waits for, and those that wait for none."""
+        return dict(self.counts), [op for op, count in self.counts.items() if not count]
 
-
-def _made_ready(graph: Graph, waiting: dict[OpId, int], ran: OpId) -> list[OpId]:
-    """What waits for nothing any more once an operation has run."""
-    made: list[OpId] = []
-    for after in graph.successors(ran):
-        if after in waiting:
+    def made_ready(self, waiting: dict[OpId, int], ran: OpId) -> list[OpId]:
+        """What waits for nothing any more once an operation has run."""
+        made: list[OpId] = []
+        for after in self.after[ran]:
             waiting[after] -= 1
             if not waiting[after]:
                 made.append(after)
-    return made
+        return made
+
+
+def _first_first(step: _Step) -> list[OpId]:
+    waiting, order = step.waiting()
+    for op in order:  # which grows
+        order += step.made_ready(waiting, op)
+    return order
+
+
+def _newest_first(step: _Step, slow: Collection[OpId] = ()) -> Iterator[list[OpId]]:
+    for reverse in (False, True):
+        yield _taken(step, lambda _, count: (-count, 0), newest=True, reverse=reverse, slow=slow)
+
+
+def _longest_first(step: _Step, order: list[OpId], slow: Collection[OpId] = ()) -> list[OpId]:
+    """What has most operations behind it, one after another, comes first; as in ``order`` else."""
+    behind: dict[OpId, int] = {}
+    for op in reversed(order):
+        behind[op] = 1 + max((behind[after] for after in step.after[op]), default=0)
+    key = {op: (-behind[op], place) for place, op in enumerate(order)}
+    return _taken(step, lambda op, _: key[op], slow=slow)
+
+
+def _taken(
+    step: _Step,
+    key: Callable[[OpId, int], tuple[int, int]],
+    *,
+    newest: bool = False,
+    reverse: bool = False,
+    slow: Collection[OpId] = (),
+) -> list[OpId]:
+    """Operations in the order in which they are taken from those that are ready, least key first.
+
+    Args:
+        step: the operations.
+        key: of an operation, and of how many became ready before it.
+        newest: the first that are ready are listed as if the last of them had come first.
+        reverse: what becomes ready together is listed the other way round.
+        slow: operations that are done when nothing else is ready.
+    """
+    waiting, made = step.waiting()
+    if newest:
+        made.reverse()
+    ready: list[tuple[tuple[int, int], OpId]] = []
+    later: deque[OpId] = deque()
+    order: list[OpId] = []
+    count = 0
+    while True:
+        for op in made:
+            count += 1
+            if op in slow:
+                later.append(op)
+            else:
+                heapq.heappush(ready, (key(op, count), op))
+        if not ready and not later:
+            return order
+        order.append(heapq.heappop(ready)[1] if ready else later.popleft())
+        made = step.made_ready(waiting, order[-1])
+        if reverse:
+            made.reverse()

@@ -8,6 +8,7 @@ replayed for many orders.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tflms.graph.ir import Graph, OpId, ValueId
-from tflms.planning import kernels
+from tflms.planning import kernels, paces
 from tflms.planning.allocator import Event
 from tflms.planning.buffers import Buffers, Transfer
 from tflms.planning.cost import Costs, Sizes, static_costs
@@ -24,7 +25,6 @@ from tflms.planning.executor import executor_order
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _TOP = 10
-_SHORT_LAG, _LONG_LAG = 3, 10  # operations that may start before a copy back has its buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +101,6 @@ def simulate(
     return Replay(graph, weights, within, costs).run(chosen)
 
 
-def _lasts(copy: Transfer, pace: int) -> bool:
-    """Tell whether a copy is taken to be slow."""
-    return pace == 0 or (pace > 1 and (_drawn(copy) >> (5 + pace)) & 1 == 1)
-
-
-def _lag(copy: Transfer, pace: int) -> int:
-    """After how many operations a copy back gets its buffer."""
-    if pace <= 1:
-        return 1
-    longest = _LONG_LAG if pace % 2 else _SHORT_LAG
-    return 1 + (_drawn(copy) >> (9 + pace)) % longest
-
-
-def _drawn(copy: Transfer) -> int:
-    """A number that looks drawn and is the same whenever this value is copied."""
-    return (2 * copy.source + copy.out) * 2654435761
-
-
 class Replay:
     """A compiled graph; ``run`` replays it in one order and takes milliseconds."""
 
@@ -134,7 +116,7 @@ class Replay:
         """Compile a graph; ``like`` is a replay of it with other operations inserted, or none."""
         known = None if like is None else like._buffers.initial
         self._buffers: Buffers = Buffers.of(graph, weights, within, initial=known)
-        self._graph, self._costs = graph, costs
+        self._graph, self._within, self._costs = graph, within, costs
         self._persistent = sum(self._buffers.persistent)
         size = graph.size
         self._seconds = np.zeros(size)
@@ -157,22 +139,13 @@ class Replay:
 
     def run(self, order: Sequence[OpId]) -> Timeline:
         """Replay the step in an order of all its operations."""
-        b = self._buffers
         count = len(order)
         sequence = np.asarray(order, np.int64)
         position = np.zeros(self._graph.size, np.int64)
         position[sequence] = np.arange(count)
         start, end, transfers, stall = self._clock(sequence, position)
         ends, taken = self._lifetimes(position, start, transfers, count)
-        alive, born = self._bounds(taken)
-        change = np.zeros(count + 2, np.int64)
-        np.add.at(change, position[b.producer[born]], b.nbytes[born])
-        np.subtract.at(change, ends[alive] + 1, b.nbytes[alive])
-        if len(b.write_op):  # a variable that somebody still reads is written into a new buffer
-            late = ends[b.write_read] > position[b.write_op]
-            np.add.at(change, position[b.write_op[late]], b.write_nbytes[late])
-            np.subtract.at(change, ends[b.write_read[late]] + 1, b.write_nbytes[late])
-        resident = self._persistent + np.cumsum(change[:count]) + self._workspace[sequence]
+        resident = self._resident(sequence, position, ends, taken)
         peak_at = int(np.argmax(resident)) if count else 0
         host_peak, moved = self._host(position, count)
         return Timeline(
@@ -188,6 +161,51 @@ class Replay:
             transfers=tuple(transfers),
         )
 
+    def crowded_peak(self, order: Sequence[OpId]) -> int:
+        """Return the peak where operations that nothing has to wait for last until something does.
+
+        They run in threads of their own, beside what comes next in the order, and hold what they
+        read. Bytes, as ``Timeline.peak_bytes``.
+        """
+        count = len(order)
+        sequence = np.asarray(order, np.int64)
+        position = np.zeros(self._graph.size, np.int64)
+        position[sequence] = np.arange(count)
+        clocked = any(not out.gates for out in self._buffers.outs)  # else no end is asked for
+        start: Floats = np.zeros(0)
+        transfers: list[tuple[OpId, float, float]] = []
+        if clocked:
+            start, _, transfers, _ = self._clock(sequence, position)
+        first = np.full(self._graph.size, count, np.int64)  # the place of the first that waits
+        before, after = self._edges
+        np.minimum.at(first, before, position[after])
+        last = np.where(first < count, np.maximum(position, first - 1), position)
+        ends, taken = self._lifetimes(position, start, transfers, count, last=last)
+        return int(self._resident(sequence, position, ends, taken).max(initial=0))
+
+    @functools.cached_property
+    def _edges(self) -> tuple[Ints, Ints]:
+        """What comes before what in the step, by read and control edges."""
+        graph, within = self._graph, self._within
+        pairs = [(op, after) for op in within for after in graph.successors(op) if after in within]
+        ends = np.asarray(pairs, np.int64).reshape(-1, 2)
+        return ends[:, 0], ends[:, 1]
+
+    def _resident(self, sequence: Ints, position: Ints, ends: Ints, taken: Ints) -> Ints:
+        """Bytes on the device at each place of an order."""
+        b = self._buffers
+        count = len(sequence)
+        alive, born = self._bounds(taken)
+        change = np.zeros(count + 2, np.int64)
+        np.add.at(change, position[b.producer[born]], b.nbytes[born])
+        np.subtract.at(change, ends[alive] + 1, b.nbytes[alive])
+        if len(b.write_op):  # a variable that somebody still reads is written into a new buffer
+            late = ends[b.write_read] > position[b.write_op]
+            np.add.at(change, position[b.write_op[late]], b.write_nbytes[late])
+            np.subtract.at(change, ends[b.write_read[late]] + 1, b.write_nbytes[late])
+        resident: Ints = self._persistent + np.cumsum(change[:count]) + self._workspace[sequence]
+        return resident
+
     def _lifetimes(
         self,
         position: Ints,
@@ -195,17 +213,37 @@ class Replay:
         transfers: Sequence[tuple[OpId, float, float]],
         count: int,
         pace: int = 0,
+        last: Ints | None = None,
     ) -> tuple[Ints, Ints]:
-        """Last place of every buffer, and which (donor, heir) pairs share one."""
+        """Last place of every buffer, and which (donor, heir) pairs share one.
+
+        ``last`` is the place up to which each operation runs, where that is not its own.
+        """
         b = self._buffers
-        reading = position[b.use_op]
+        reading = (position if last is None else last)[b.use_op]
         for use, transfer in zip(b.out_uses, b.outs, strict=True):
-            if _lasts(transfer, pace):
+            if paces.lasts(transfer, pace):
                 reading[use] = self._released(transfer, position, start, transfers, count)
         ends = position[b.producer]
         if len(b.use_starts):
             ends[b.used] = np.maximum(ends[b.used], np.maximum.reduceat(reading, b.use_starts))
-        return ends, self._taken(position, ends)
+        if last is None:
+            return ends, self._taken(ends[b.donor] == position[b.taker])
+        # Nobody else may need a buffer any more when the operation starts that takes it over.
+        alone = self._last_but_one(reading)[b.donor] < position[b.taker]
+        return ends, self._taken(alone & (ends[b.donor] == last[b.taker]))
+
+    def _last_but_one(self, reading: Ints) -> Ints:
+        """Per buffer, the last place at which any but its last reader needs it; -1 for none."""
+        b = self._buffers
+        found = np.full(len(b.nbytes), -1, np.int64)
+        if len(b.use_starts):
+            latest = np.maximum.reduceat(reading, b.use_starts)
+            is_last = reading == np.repeat(latest, np.diff(b.use_starts, append=len(reading)))
+            several = np.add.reduceat(is_last.astype(np.int64), b.use_starts) > 1
+            second = np.maximum.reduceat(np.where(is_last, -1, reading), b.use_starts)
+            found[b.used] = np.where(several, latest, second)
+        return found
 
     def _bounds(self, taken: Ints) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which buffers are freed at their end, and which are allocated at their start."""
@@ -248,9 +286,9 @@ class Replay:
             op = int(b.producer[buffer])
             at = int(position[op])
             swap = b.copies.get(op)
-            if swap is not None and not _lasts(swap, pace):
+            if swap is not None and not paces.lasts(swap, pace):
                 latest = min(first.get(op, len(order)), len(order)) - 1
-                at = max(at, min(at + _lag(swap, pace), latest))
+                at = max(at, min(at + paces.lag(swap, pace), latest))
             found.append((at, 0, Event(buffer, int(b.nbytes[buffer]))))
         scratch = self._workspace[sequence]
         for at in np.flatnonzero(scratch).tolist():
@@ -273,13 +311,10 @@ class Replay:
         events, places = tuple(e for *_, e in found), tuple(at for at, *_ in found)
         return Events(tuple(persistent), events, places, tenants)
 
-    def _taken(self, position: Ints, ends: Ints) -> Ints:
+    def _taken(self, free: npt.NDArray[np.bool_]) -> Ints:
         """Indices of the (donor, heir) pairs whose buffer is handed on, one per operation."""
-        b = self._buffers
-        if not len(b.donor):
-            return np.zeros(0, np.int64)
-        possible = np.flatnonzero(ends[b.donor] == position[b.taker])
-        _, first = np.unique(b.taker[possible], return_index=True)
+        possible = np.flatnonzero(free)
+        _, first = np.unique(self._buffers.taker[possible], return_index=True)
         return possible[first]
 
     def _clock(

@@ -1,13 +1,18 @@
-"""Predicts whether a step fits in a device while nothing fixes its order."""
+"""Predicts what a step may need where nothing fixes its order, or where some stays open."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tflms.graph.ir import Graph, OpId
 from tflms.planning.allocator import least_capacity, packs
-from tflms.planning.executor import possible_orders
+from tflms.planning.executor import orders_left, possible_orders
 from tflms.planning.simulate import Replay
+
+# Of the limit: orders that hardly ever come may take a part of what is left for holes, 3 %.
+_RARELY_PERCENT = 102
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +60,28 @@ def enough_bytes(graph: Graph, replay: Replay, within: set[OpId], *, waste: int)
             least_capacity(one.persistent, one.events, found, waste=waste) for one in asked
         )
     return found
+
+
+def over(
+    graph: Graph, replay: Replay, within: set[OpId], planned: Sequence[OpId], limit: int
+) -> int | None:
+    """Return the peak in an order that a step's edges leave to the executor, if one is too high.
+
+    No edge may touch some operations: they run as soon as they can, or when nothing else is ready,
+    or in a thread beside the others, for as long as nothing waits for them.
+
+    Args:
+        graph: the graph as it was rewritten.
+        replay: of this very graph.
+        within: the operations that run.
+        planned: the order that most of them keep.
+        limit: bytes; a little more counts as too high.
+
+    Returns:
+        bytes; None where no order needs more than the limit and a little.
+    """
+    most = limit * _RARELY_PERCENT // 100
+    for order in itertools.chain([planned], orders_left(graph, within)):
+        if (peak := replay.crowded_peak(order)) > most:
+            return peak
+    return None

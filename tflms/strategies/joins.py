@@ -66,6 +66,7 @@ def _may_be_replaced(
         effects.gathers(op.type)
         and not (op.frame or phases.guard[op_id] or op.controls or graph.control_users(op_id))
         and op_id not in phases.targets
+        and op.outputs[0] in may_leave
         and all(
             v in may_leave and phases.activation[v] and weights.on_device[graph.value(v).op]
             for v in op.inputs[:-1]

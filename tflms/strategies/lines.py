@@ -30,6 +30,7 @@ class Chain:
         needed: per operation id, the targets that need it, as bits.
         feeds: per operation id, the placeholders that it depends on, as bits; what the loss does
             not need depends on all that the loss depends on, for no run has gradients without it.
+            Arguments of a function, which every call has, do not count.
     """
 
     ops: tuple[OpId, ...]
@@ -127,7 +128,8 @@ def _feeds(graph: Graph, order: Sequence[OpId]) -> list[int]:
     count = 0
     for op_id in order:
         op = graph.op(op_id)
-        if op.type == "Placeholder" and graph.value(op.outputs[0]).is_tensor:
+        fed = op.type == "Placeholder" and "argument" not in op.attrs
+        if fed and graph.value(op.outputs[0]).is_tensor:
             feeds[op_id] = 1 << count
             count += 1
         for before in graph.predecessors(op_id):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tflms.graph.erase import original
 from tflms.graph.ir import Graph, OpId, Use, ValueId
-from tflms.planning.auto import Choice, Decision, SwapIn
+from tflms.planning.auto import Choice, Decision, Problem, SwapIn
 from tflms.rewriting.engine import Application, Applied, Engine
 from tflms.strategies.lines import Chain
 from tflms.strategies.swap import Swapped
@@ -131,3 +131,10 @@ def _apply_choice(
                default=phases.level[graph.value(choice.value).op])  # fmt: skip
     back = min(phases.level[graph.op(w).controls[0]] for w, _ in groups)
     return Swapped(choice.value, source, tuple(groups), gone, back)
+
+
+def without(setup: Problem, values: Collection[ValueId]) -> Problem:
+    """Return the problem with values that stay on the device."""
+    gaps = {v: gaps for v, gaps in setup.gaps.items() if v not in values}
+    away = {v: at for v, at in setup.away.items() if v not in values}
+    return dataclasses.replace(setup, gaps=gaps, away=away)

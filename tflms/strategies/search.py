@@ -22,6 +22,7 @@ from tflms.planning.allocator import overflow
 from tflms.planning.auto import Decision, Problem
 from tflms.planning.cost import Costs, Sizes, with_inserted
 from tflms.planning.simulate import Replay, Timeline
+from tflms.planning.unordered import over
 from tflms.rewriting.engine import Engine
 from tflms.strategies import again, joins, mixing
 from tflms.strategies.gaps import all_gaps
@@ -35,7 +36,7 @@ from tflms.strategies.holes import (
     least_limit,
 )
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
-from tflms.strategies.parking import apply, renumbered
+from tflms.strategies.parking import apply, renumbered, without
 from tflms.strategies.swap import Swapped
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
@@ -265,7 +266,7 @@ class Search:
             if timeline.seconds >= within:
                 break  # to make room takes more time, not less
             if stay:  # they were asked to go, and a rule refuses them: others have to
-                setup = setup.without(stay)
+                setup = without(setup, stay)
             elif more is not None:
                 setup = dataclasses.replace(setup, away=more)
             elif decision.exhausted:
@@ -358,6 +359,9 @@ class Search:
                 spills.append(Spill(asked, found, ran))
                 if len(spills) == most:
                     break
+        if not spills and timeline.peak_bytes <= self.limit:
+            peak = over(graph, replay, inserted, planned, self.limit)
+            timeline = timeline if peak is None else dataclasses.replace(timeline, peak_bytes=peak)
         if spills or timeline.peak_bytes > self.limit or self.host_limit is not None:
             self.tried.append((timeline.peak_bytes, replay, planned))
         return timeline, spills
