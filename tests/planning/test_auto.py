@@ -230,6 +230,27 @@ def test_what_depends_on_the_labels_alone_is_ordered_where_every_run_is_given_th
     assert ordered == arguments
 
 
+def test_nothing_waits_for_a_side_branch_so_that_it_holds_up_no_copies():
+    lines = [
+        f"x = Placeholder() : f32[{WIDE}]",
+        f"labels = Placeholder() : f32[{WIDE}]",
+        f"a = Cumsum(x) : f32[{WIDE}]",
+        f"side = Cumsum(a) : f32[{WIDE}]",
+        f"b = Cumprod(a) : f32[{WIDE}]",
+        f"weights = Cumsum(labels) : f32[{WIDE}]",
+        f"c = Cumsum(b) : f32[{WIDE}]",
+        f"loss = AddN(c, weights) : f32[{WIDE}]",
+        f"update = AddN(side, loss) : f32[{WIDE}]",
+    ]
+    graph = text.parse("\n".join(f"{line} @/device:EMU:0" for line in lines))
+    links = ordered_forward(graph, [text.op_named(graph, name) for name in ("loss", "update")])
+    firm = {graph.op(op).name for op in links.firm}
+    assert {"x", "a", "b", "c"} <= firm
+    assert not firm & {"side", "labels", "weights"}
+    after = {graph.op(a).name: graph.op(b).name for a, b in links.following().items()}
+    assert after["a"] == "b" and after["side"] == "b"
+
+
 def test_a_plan_is_played_again_on_a_graph_that_was_built_again():
     first = chain_graph(10)
     _, costs, phases = prepared(first)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tflms.graph import effects
@@ -31,12 +32,25 @@ class Chain:
         feeds: per operation id, the placeholders that it depends on, as bits; what the loss does
             not need depends on all that the loss depends on, for no run has gradients without it.
             Arguments of a function, which every call has, do not count.
+        firm: those of both that all later ones wait for which run whenever they do. Others, such as
+            gradients' shapes of a batch of unknown size, may come late: nothing is held up by them.
     """
 
     ops: tuple[OpId, ...]
     heads: tuple[OpId, ...]
     needed: Sequence[int]
     feeds: Sequence[int]
+    firm: frozenset[OpId]
+
+    def following(self) -> dict[OpId, OpId]:
+        """Return, per operation, the next in line that holds up what comes behind it."""
+        found: dict[OpId, OpId] = {}
+        after: OpId | None = None
+        for op in reversed(self.ops):
+            if after is not None:
+                found[op] = after
+            after = op if op in self.firm else after
+        return found
 
     def may_wait(self, op: OpId, before: OpId) -> bool:
         """Tell whether waiting drags nothing into a run that would do without it.
@@ -82,7 +96,32 @@ def chain(
     for op in order:
         if op < graph.original_ops and not phases.forward[op]:
             feeds[op] |= of_loss
-    return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds)
+    others = fused.difference(heads)
+    firm = _firm([op for op in touching if op not in others], fused, phases, feeds)
+    return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds, firm)
+
+
+def _firm(
+    line: Sequence[OpId], fused: Container[OpId], phases: Phases, feeds: Sequence[int]
+) -> frozenset[OpId]:
+    """Those of a line that all waits for which comes later, runs with them and is no side matter.
+
+    Of what runs in the same runs, what depends on other placeholders than most do is a side matter.
+    """
+    counts = Counter((phases.needed_by[op], feeds[op]) for op in line)
+    most: dict[int, int] = {}  # per targets, the placeholders that most depend on
+    for (needed, fed), _ in counts.most_common():
+        most.setdefault(needed, fed)
+    found: set[OpId] = set()
+    later: set[int] = set()  # the targets that need what comes later
+    for op in reversed(line):
+        needed, fed = phases.needed_by[op], feeds[op]
+        over = (by for by in later if by & needed == needed)
+        if all(by == needed and not fed & ~most[by] for by in over):
+            found.add(op)
+        if op not in fused and fed == most[needed]:
+            later.add(needed)
+    return frozenset(found)
 
 
 def _may_be_fused(graph: Graph, phases: Phases, op_id: OpId, default_kind: str) -> bool:

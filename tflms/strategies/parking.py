@@ -58,7 +58,7 @@ def wait_for_returns(engine: Engine, links: Chain, swapped: Sequence[Swapped]) -
     Those that start at one place run one by one.
     """
     graph = engine.graph
-    following = dict(pairwise(links.ops))
+    following = links.following()
     lines: dict[OpId, list[OpId]] = {}
     leaving: dict[OpId, list[OpId]] = {}
     for one in swapped:

@@ -390,8 +390,8 @@ def problem(search: Search, links: Chain) -> Problem:
     seconds = search.replay.seconds(order)
     in_chain = np.zeros(len(order), bool)
     in_chain[[place[op] for op in links.ops]] = True
-    gates = in_chain.copy()
-    gates[[place[op] for op in links.heads]] = True
+    gates = np.zeros(len(order), bool)
+    gates[[place[op] for op in links.firm]] = True
     gaps = all_gaps(graph, order, gates, search.wanted | search.pins, search.weights)
     return Problem(
         order, np.asarray(timeline.resident, np.int64), np.cumsum(seconds) - seconds, seconds,
