@@ -175,3 +175,29 @@ def test_unknown_operations_are_named():
         op.name for op in graph.get_operations() if op.type == "FakeQuantWithMinMaxVarsPerChannel"
     )
     assert "unknown" in report.why(name)
+
+
+@pytest.mark.parametrize(
+    ("ends", "named"),
+    [
+        (lambda both: both, "'both', 'Exp'"),
+        (lambda both: tf.ensure_shape(both, [128, 64]), None),
+        (
+            lambda both: tf.cond(v1.placeholder(tf.bool, []), lambda: both, lambda: 2 * both),
+            "'cond'",
+        ),
+    ],
+)
+def test_what_no_prediction_counts_is_named(ends, named):
+    with tf.Graph().as_default() as graph:
+        w = v1.get_variable("w", [64, 64])
+        h = tf.tanh(v1.placeholder(tf.float32, [64, 64]) @ w)
+        both = tf.concat([h, h], v1.placeholder_with_default(0, []), name="both")
+        if named == "'cond'":
+            both.set_shape([128, 64])
+        loss = tf.reduce_sum(tf.exp(ends(both)))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    report = tflms.rewrite(graph, {"memory_limit": 1 << 30}, loss=loss, fetches=[loss, train])
+    told = " ".join(report.notes[1:])
+    assert named in told if named else "'both'" not in told
+    assert all(len(line) <= 100 for line in str(report).splitlines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,7 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
                 if size is not None:
                     reserves.append(value)
             nbytes.append(size if size is not None else _at_least(graph, value))
+    _look_at_views(graph, nbytes, unknown, reserves)
     chosen = device if device is not None else main_device(graph)
     on_device = [False] * graph.size
     for op in graph.ops():
@@ -104,6 +106,18 @@ def sizes(graph: Graph, *, device: str | None = None, batch_size: int | None = N
     return Sizes(
         tuple(nbytes), frozenset(unknown), tuple(on_device), variables, tuple(reserves), kind
     )
+
+
+def _look_at_views(
+    graph: Graph, nbytes: list[int], unknown: set[ValueId], reserves: Collection[ValueId]
+) -> None:
+    """Weigh values of unknown shape that a reshaping, or a promise of a shape, shows whole."""
+    for op in sorted(graph.ops(), key=lambda op: -op.id) if unknown else ():
+        if effects.of(op.type).view and len(op.outputs) == 1 and op.inputs:
+            shown, result = op.inputs[0], op.outputs[0]
+            if shown in unknown and shown not in reserves and result not in unknown:
+                nbytes[shown] = nbytes[result]
+                unknown.remove(shown)
 
 
 def with_inserted(graph: Graph, weights: Sizes) -> Sizes:

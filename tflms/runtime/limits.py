@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterable
 
 from tflms.errors import ConfigError, InfeasibleError
+from tflms.graph import effects
 from tflms.planning import packing
 from tflms.planning.cost import Costs, static_costs
 from tflms.planning.simulate import Replay, Timeline
@@ -12,6 +15,8 @@ from tflms.planning.unordered import Unordered, enough_bytes, unordered
 from tflms.runtime.job import Job
 from tflms.runtime.placement import default_kind
 from tflms.strategies.auto import Outcome
+
+_REAL = ("f16", "bf16", "f32", "f64")
 
 
 def limit_of(job: Job) -> int:
@@ -80,6 +85,35 @@ def may_need(job: Job, plain: Unordered) -> str:
         f"{plain.most_bytes}, holes between buffers not counted, where the executor runs it in "
         "another order"
     )
+
+
+def uncounted(job: Job) -> tuple[str, ...]:
+    """Say what no prediction counts: values of unknown size, and what loops and branches hold."""
+    graph, weights = job.graph, job.weights()
+    ours = (op for op in graph.ops() if op.id < graph.original_ops and job.phases.step[op.id])
+    here = [op for op in ours if weights.on_device[op.id]]
+    unknown = weights.unknown.difference(weights.reserves)
+    sizes = [v for op in here for v in op.outputs if v in unknown and graph.value(v).dtype in _REAL]
+    closed = [op for op in here if op.frame or op.type in effects.FUNCTIONAL]
+    notes: list[str] = []
+    if sizes:
+        notes.append(
+            f"the sizes of {len(sizes)} values are not known "
+            f"({_some(graph.value_name(v) for v in sizes)}), so predicted peaks count them as next "
+            "to nothing; give them a shape (tf.ensure_shape)"
+        )
+    if closed:
+        notes.append(
+            f"{len(closed)} operations are loops, branches or calls, or inside one "
+            f"({_some(op.name for op in closed)}); what these hold for themselves is not in "
+            "predicted peaks"
+        )
+    return tuple(notes)
+
+
+def _some(names: Iterable[str]) -> str:
+    found = [repr(name) for name in itertools.islice(names, 4)]
+    return ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
 
 
 def _replay(job: Job) -> Replay:

@@ -279,7 +279,7 @@ def _report(
         moved_bytes=after.moved_bytes if inserted else 0,
         unknown_sizes=len(weights.unknown),
         unknown_ops=tuple(unknown),
-        notes=notes,
+        notes=(*notes, *(limits.uncounted(job) if config.strategy == "auto" else ())),
         seconds=time.perf_counter() - job.started,
         facts=Facts(graph, job.phases, config),  # holds nothing of TensorFlow's graph
     )
