@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import tflms
+from tflms.strategies import auto
 from tflms.strategies.least import least_limit
 from tflms.zoo import graphs
 
@@ -47,3 +50,25 @@ def test_limits_are_tried_upwards_and_then_halved():
 
 def test_nothing_is_named_where_nothing_is_kept():
     assert least_limit(lambda _: False, lambda: 0, 1000, 1100, operations=10) is None
+
+
+def test_a_plan_for_a_smaller_limit_serves_where_none_is_found_for_the_limit_itself():
+    asked = []
+
+    def search(limit):
+        def run():
+            asked.append(limit)
+            return "a plan" if limit <= kept else None
+
+        return SimpleNamespace(limit=limit, order=range(10), run=run)
+
+    prepared = SimpleNamespace(search=search, floor=SimpleNamespace(nbytes=950))
+    kept = 1000
+    assert auto._found(prepared, 1000)[1] == "a plan" and asked == [1000]
+    kept, asked = 985, []
+    found, plan = auto._found(prepared, 1000)
+    assert (found.limit, plan, asked) == (980, "a plan", [1000, 980])
+    kept, asked = 940, []
+    assert auto._found(prepared, 1000)[1] is None
+    assert asked == [1000, 980, 960]  # not below the floor
+    assert auto._found(prepared, 900)[1] is None and len(asked) == 3

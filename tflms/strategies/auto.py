@@ -17,9 +17,11 @@ from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
 from tflms.strategies import biases, joins, shapes, starts
 from tflms.strategies.least import least_limit
-from tflms.strategies.search import Search
+from tflms.strategies.search import Found, Search
 from tflms.strategies.swap import Swapped, paired, selection
 
+_SMALLER_PERCENT = (98, 96, 93)  # of a limit for which nothing is found
+_SMALL_GRAPH = 3000  # operations; for larger ones fewer are tried, so that it takes seconds
 _FIRST_PERCENT = 103  # of the floor: what is tried first where a limit below it was refused
 
 
@@ -71,8 +73,8 @@ def run(
         prepared = _prepared(graph, phases, config, costs, default_kind, join=join)
         if join and not prepared.joined:
             break
-        search, lowest = prepared.search(limit), prepared.floor
-        found = search.run() if limit >= lowest.nbytes else None
+        lowest = prepared.floor
+        search, found = _found(prepared, limit)
         if found is not None:
             swapped = [*found.swapped, *_joined(search.engine, search.joined, found.swapped)]
             return Outcome(
@@ -106,6 +108,26 @@ class _Prepared:
     whole: tuple[OpId, ...]
     floor: Floor
     joined: Sequence[joins.Joined]
+
+
+def _found(prepared: _Prepared, limit: int) -> tuple[Search, Found | None]:
+    """Look for a plan that keeps a limit, or else a somewhat smaller one, which keeps it as well.
+
+    Which buffer finds which hole changes with the limit, so that a smaller one may be met by a plan
+    that is not found for the larger.
+    """
+    first = prepared.search(limit)
+    if limit < prepared.floor.nbytes:
+        return first, None
+    found = first.run()
+    tries = max(1, len(_SMALLER_PERCENT) * _SMALL_GRAPH // max(len(first.order), _SMALL_GRAPH))
+    for percent in _SMALLER_PERCENT[:tries]:
+        other = prepared.search(limit * percent // 100)
+        if found is not None or other.limit < prepared.floor.nbytes:
+            break
+        if (found := other.run()) is not None:
+            return other, found
+    return first, found
 
 
 def _joined(
