@@ -10,7 +10,7 @@ from tflms.graph import text
 from tflms.planning import cost
 from tflms.planning.executor import executor_order, orders_left, possible_orders
 from tflms.planning.simulate import Replay
-from tflms.planning.unordered import unordered
+from tflms.planning.unordered import over, unordered
 from tflms.runtime import rewrite
 from tflms.runtime.job import start
 from tflms.zoo import graphs
@@ -103,6 +103,23 @@ def test_what_nothing_waits_for_holds_what_it_reads_until_something_does():
     small = replay.run(order).peak_bytes - 3 * WIDE
     assert small < WIDE  # a is gone when c is made from b, with side kept
     assert replay.crowded_peak(order) == 4 * WIDE + small  # side still reads a
+    side = text.op_named(graph, "side")
+    assert replay.crowded_peak(order, [side]) == 3 * WIDE + small
+
+
+def test_what_a_kernel_does_in_passing_comes_in_no_order_late():
+    lines = ["x = Placeholder() : f32[]", "g0 = Fill(x) : f32[4096]"]
+    for i in range(LAYERS):
+        lines += [f"w{i} = BatchMatMul(g{i}, g{i}) : f32[]", f"b{i} = Sum(g{i}) : f32[]"]
+        lines.append(f"g{i + 1} = Cumprod(g{i}) : f32[4096] @/device:EMU:0 after w{i}")
+    text_of = [one if "@" in one else f"{one} @/device:EMU:0" for one in lines]
+    graph = text.parse("\n".join(text_of))
+    within, order = {op.id for op in graph.ops()}, [op.id for op in graph.ops()]
+    replay, named = replayed(graph, within), lambda name: text.op_named(graph, name)
+    limit = replay.run(order).peak_bytes
+    merged = {named(f"b{i}"): named(f"w{i}") for i in range(LAYERS)}
+    assert over(graph, replay, within, order, limit, merged) is None
+    assert over(graph, replay, within, order, limit, {}) > limit + WIDE
 
 
 def with_a_loss_in_the_middle():

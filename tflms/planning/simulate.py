@@ -9,7 +9,7 @@ replayed for many orders.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,11 +161,11 @@ class Replay:
             transfers=tuple(transfers),
         )
 
-    def crowded_peak(self, order: Sequence[OpId]) -> int:
+    def crowded_peak(self, order: Sequence[OpId], prompt: Collection[OpId] = ()) -> int:
         """Return the peak where operations that nothing has to wait for last until something does.
 
         They run in threads of their own, beside what comes next in the order, and hold what they
-        read. Bytes, as ``Timeline.peak_bytes``.
+        read; all but those that are done promptly. Bytes, as ``Timeline.peak_bytes``.
         """
         count = len(order)
         sequence = np.asarray(order, np.int64)
@@ -179,6 +179,7 @@ class Replay:
         first = np.full(self._graph.size, count, np.int64)  # the place of the first that waits
         before, after = self._edges
         np.minimum.at(first, before, position[after])
+        first[list(prompt)] = count
         last = np.where(first < count, np.maximum(position, first - 1), position)
         ends, taken = self._lifetimes(position, start, transfers, count, last=last)
         return int(self._resident(sequence, position, ends, taken).max(initial=0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tflms.graph.ir import Graph, OpId
@@ -63,7 +63,12 @@ def enough_bytes(graph: Graph, replay: Replay, within: set[OpId], *, waste: int)
 
 
 def over(
-    graph: Graph, replay: Replay, within: set[OpId], planned: Sequence[OpId], limit: int
+    graph: Graph,
+    replay: Replay,
+    within: set[OpId],
+    planned: Sequence[OpId],
+    limit: int,
+    merged: Mapping[OpId, OpId],
 ) -> int | None:
     """Return the peak in an order that a step's edges leave to the executor, if one is too high.
 
@@ -76,12 +81,26 @@ def over(
         within: the operations that run.
         planned: the order that most of them keep.
         limit: bytes; a little more counts as too high.
+        merged: operations that the kernels of others do in passing, and these.
 
     Returns:
         bytes; None where no order needs more than the limit and a little.
     """
     most = limit * _RARELY_PERCENT // 100
     for order in itertools.chain([planned], orders_left(graph, within)):
-        if (peak := replay.crowded_peak(order)) > most:
+        if (peak := replay.crowded_peak(_in_passing(order, merged), merged)) > most:
             return peak
     return None
+
+
+def _in_passing(order: Sequence[OpId], merged: Mapping[OpId, OpId]) -> Sequence[OpId]:
+    """The order with what others do in passing right behind these, if it came later."""
+    place = {op: at for at, op in enumerate(order)} if merged else {}
+    behind: dict[OpId, list[OpId]] = {}
+    for op, other in merged.items():
+        if place.get(op, -1) > place.get(other, len(order)):
+            behind.setdefault(other, []).append(op)
+    if not behind:
+        return order
+    moved = {op for ops in behind.values() for op in ops}
+    return [one for op in order if op not in moved for one in (op, *behind.get(op, ()))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from tflms.graph import effects
@@ -34,6 +34,7 @@ class Chain:
             Arguments of a function, which every call has, do not count.
         firm: those of both that all later ones wait for which run whenever they do. Others, such as
             gradients' shapes of a batch of unknown size, may come late: nothing is held up by them.
+        merged: gradients of biases, and those of weights whose kernels make them in passing.
     """
 
     ops: tuple[OpId, ...]
@@ -41,6 +42,7 @@ class Chain:
     needed: Sequence[int]
     feeds: Sequence[int]
     firm: frozenset[OpId]
+    merged: Mapping[OpId, OpId]
 
     def following(self) -> dict[OpId, OpId]:
         """Return, per operation, the next in line that holds up what comes behind it."""
@@ -74,7 +76,7 @@ def chain(
     ``default_kind`` is the kind of device of operations that name none.
     """
     folded = kernels.folded(graph, order)
-    merged = {op for _, op, _ in biases.merged(graph, order, default_kind)}
+    merged = {op: weight for weight, op, _ in biases.merged(graph, order, default_kind)}
     touching = [
         op_id
         for op_id in order
@@ -98,7 +100,7 @@ def chain(
             feeds[op] |= of_loss
     others = fused.difference(heads)
     firm = _firm([op for op in touching if op not in others], fused, phases, feeds)
-    return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds, firm)
+    return Chain(tuple(ops), tuple(heads), phases.needed_by, feeds, firm, merged)
 
 
 def _firm(

@@ -360,7 +360,7 @@ class Search:
                 if len(spills) == most:
                     break
         if not spills and timeline.peak_bytes <= self.limit:
-            peak = over(graph, replay, inserted, planned, self.limit)
+            peak = over(graph, replay, inserted, planned, self.limit, links.merged)
             timeline = timeline if peak is None else dataclasses.replace(timeline, peak_bytes=peak)
         if spills or timeline.peak_bytes > self.limit or self.host_limit is not None:
             self.tried.append((timeline.peak_bytes, replay, planned))
