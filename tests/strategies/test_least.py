@@ -62,7 +62,7 @@ def test_a_plan_for_a_smaller_limit_serves_where_none_is_found_for_the_limit_its
 
         return SimpleNamespace(limit=limit, order=range(10), run=run)
 
-    prepared = SimpleNamespace(search=search, floor=SimpleNamespace(nbytes=950))
+    prepared = SimpleNamespace(search=search, may_try=lambda limit: limit >= 950)
     kept = 1000
     assert auto._found(prepared, 1000)[1] == "a plan" and asked == [1000]
     kept, asked = 985, []

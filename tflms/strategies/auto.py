@@ -84,16 +84,21 @@ def run(
     last = [search]
 
     def keeps(other: int) -> bool:
-        graph.rollback(start)
-        last[0] = _prepared(graph, phases, config, costs, default_kind, join=True).search(other)
-        return last[0].keeps()
+        for join in (False, True):
+            graph.rollback(start)
+            prepared = _prepared(graph, phases, config, costs, default_kind, join=join)
+            if prepared.may_try(other) and (prepared.joined or not join):
+                last[0] = prepared.search(other)
+                if last[0].keeps():
+                    return True
+        return False
 
     below = limit < lowest.nbytes
     least = least_limit(
         keeps,
-        lambda: last[0].least_limit(),
+        lambda: last[0].least_limit() if last[0].tried else 0,
         refused=lowest.nbytes - 1 if below else limit,
-        first=lowest.nbytes * _FIRST_PERCENT // 100 if below else search.least_limit(),
+        first=search.least_limit() if search.tried else lowest.nbytes * _FIRST_PERCENT // 100,
         operations=len(search.order),
     )
     graph.rollback(start)
@@ -109,6 +114,16 @@ class _Prepared:
     floor: Floor
     joined: Sequence[joins.Joined]
 
+    def may_try(self, limit: int) -> bool:
+        """Tell whether a plan for a limit may be looked for.
+
+        Buffers that the host puts together are the largest; so close to the floor that no copy may
+        take its time, they found no room in some runs, for where small buffers lie is chance.
+        """
+        if limit < self.floor.nbytes:
+            return False
+        return not (self.joined and self.search(limit).tight)
+
 
 def _found(prepared: _Prepared, limit: int) -> tuple[Search, Found | None]:
     """Look for a plan that keeps a limit, or else a somewhat smaller one, which keeps it as well.
@@ -117,13 +132,13 @@ def _found(prepared: _Prepared, limit: int) -> tuple[Search, Found | None]:
     that is not found for the larger.
     """
     first = prepared.search(limit)
-    if limit < prepared.floor.nbytes:
+    if not prepared.may_try(limit):
         return first, None
     found = first.run()
     tries = max(1, len(_SMALLER_PERCENT) * _SMALL_GRAPH // max(len(first.order), _SMALL_GRAPH))
     for percent in _SMALLER_PERCENT[:tries]:
         other = prepared.search(limit * percent // 100)
-        if found is not None or other.limit < prepared.floor.nbytes:
+        if found is not None or not prepared.may_try(other.limit):
             break
         if (found := other.run()) is not None:
             return other, found
