@@ -31,9 +31,9 @@ plain = trained(build())
 planned = build()
 fetches = [planned.loss, planned.train_op]
 plan = tflms.plan(planned.graph, {"memory_limit": limit}, loss=planned.loss, fetches=fetches)
-plan.save("plan.json")
+plan.save(file)
 case = build()
-report = tflms.rewrite(case.graph, plan=tflms.Plan.load("plan.json"))
+report = tflms.rewrite(case.graph, plan=tflms.Plan.load(file))
 swap = next(swap for swap in report.swaps if swap.value == "join0")
 now = trained(case)
 result = {
@@ -46,8 +46,9 @@ result = {
 
 
 @pytest.mark.parametrize("threads", [1, 8])
-def test_the_host_puts_together_what_the_device_could_not_hold(threads):
-    found = run_on_emulator(CODE, memory_bytes="500MB", threads=threads, limit=0.35)
+def test_the_host_puts_together_what_the_device_could_not_hold(threads, tmp_path):
+    file = str(tmp_path / "plan.json")
+    found = run_on_emulator(CODE, memory_bytes="500MB", threads=threads, limit=0.35, file=file)
     assert found["rewritten"] == found["plain"]
     assert found["peak"] < 0.35 * found["plain_peak"]
     assert found["planned"] == found["predicted"]
