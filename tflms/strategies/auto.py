@@ -16,12 +16,11 @@ from tflms.planning.schedule import least_peak, list_schedule
 from tflms.planning.simulate import Replay, Timeline
 from tflms.rewriting.engine import Engine
 from tflms.strategies import biases, joins, shapes, starts
-from tflms.strategies.least import least_limit
+from tflms.strategies.least import fewer, least_limit
 from tflms.strategies.search import Found, Search
 from tflms.strategies.swap import Swapped, paired, selection
 
 _SMALLER_PERCENT = (98, 96, 93)  # of a limit for which nothing is found
-_SMALL_GRAPH = 3000  # operations; for larger ones fewer are tried, so that it takes seconds
 _FIRST_PERCENT = 103  # of the floor: what is tried first where a limit below it was refused
 
 
@@ -69,10 +68,12 @@ def run(
         InfeasibleError: the limit is below the floor, or no choice of swaps meets it.
     """
     start = len(graph.journal)
+    ways: list[bool] = []
     for join in (False, True):  # what the host puts together makes the device wait
         prepared = _prepared(graph, phases, config, costs, default_kind, join=join)
         if join and not prepared.joined:
             break
+        ways.append(join)
         lowest = prepared.floor
         search, found = _found(prepared, limit)
         if found is not None:
@@ -84,10 +85,10 @@ def run(
     last = [search]
 
     def keeps(other: int) -> bool:
-        for join in (False, True):
+        for join in ways:
             graph.rollback(start)
             prepared = _prepared(graph, phases, config, costs, default_kind, join=join)
-            if prepared.may_try(other) and (prepared.joined or not join):
+            if prepared.may_try(other):
                 last[0] = prepared.search(other)
                 if last[0].keeps():
                     return True
@@ -135,8 +136,7 @@ def _found(prepared: _Prepared, limit: int) -> tuple[Search, Found | None]:
     if not prepared.may_try(limit):
         return first, None
     found = first.run()
-    tries = max(1, len(_SMALLER_PERCENT) * _SMALL_GRAPH // max(len(first.order), _SMALL_GRAPH))
-    for percent in _SMALLER_PERCENT[:tries]:
+    for percent in _SMALLER_PERCENT[: fewer(len(_SMALLER_PERCENT), len(first.order))]:
         other = prepared.search(limit * percent // 100)
         if found is not None or not prepared.may_try(other.limit):
             break

@@ -176,14 +176,13 @@ def settle(engine: Engine, links: Chain, joined: Sequence[Joined]) -> None:
     graph = engine.graph
     gone = replaced(graph)
     firm = [op for op in links.ops if op in links.firm]
-    places = [engine.place(op) for op in firm]
     for one in joined:
         for part in one.parts:
             value = graph.op(part).inputs[0]
             readers = [use.op for use in graph.uses(value) if not graph.op(use.op).role]
             held = [graph.value(value).op, *(r for r in readers if r not in gone)]
             last = max(engine.place(o) for o in held if engine.phases.step[o])
-            gate = next((o for o, at in zip(firm, places, strict=True) if at > last), None)
+            gate = next((op for op in firm if engine.place(op) > last), None)
             if gate is not None and links.may_wait(gate, graph.value(value).op):
                 engine.apply(Application("order", {"a": part, "b": gate}))
         for back, uses in one.groups:

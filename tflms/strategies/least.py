@@ -11,6 +11,11 @@ _BISECTIONS = 4
 _NEAR = 50  # one of so many parts: nearer it is not looked for
 
 
+def fewer(tries: int, operations: int, *, fewest: int = 1) -> int:
+    """Return how often to try for a graph of so many operations: less often for a large one."""
+    return max(fewest, tries * _SMALL_GRAPH // max(operations, _SMALL_GRAPH))
+
+
 def least_limit(
     keeps: Callable[[int], bool],
     estimate: Callable[[], int],
@@ -38,7 +43,7 @@ def least_limit(
         low, high = high, max(estimate(), high + (high << time) // _RAISE + 1)
     else:
         return None
-    for _ in range(max(1, _BISECTIONS * _SMALL_GRAPH // max(operations, _SMALL_GRAPH))):
+    for _ in range(fewer(_BISECTIONS, operations)):
         if high - low <= high // _NEAR:
             break
         middle = (low + high) // 2

@@ -35,13 +35,13 @@ from tflms.strategies.holes import (
     in_the_way,
     least_limit,
 )
+from tflms.strategies.least import fewer
 from tflms.strategies.lines import Chain, chain, deferred, fix_order
 from tflms.strategies.parking import apply, renumbered, without
 from tflms.strategies.swap import Swapped
 
 _ATTEMPTS = 60  # for a graph that is small; fewer for larger ones, so that planning takes seconds
 _FEWEST_ATTEMPTS, _ATTEMPTS_AT_ONCE = 10, 5
-_SMALL_GRAPH = 3000
 _ATTEMPTS_RELAXED = 6
 _RELAXATIONS = 4
 _PATIENCE = 2  # aims that are lower and no better
@@ -326,7 +326,7 @@ class Search:
         return best
 
     def _attempts(self) -> int:
-        return max(_FEWEST_ATTEMPTS, _ATTEMPTS * _SMALL_GRAPH // max(len(self.order), _SMALL_GRAPH))
+        return fewer(_ATTEMPTS, len(self.order), fewest=_FEWEST_ATTEMPTS)
 
     def _least(self) -> int:
         """Bytes that an operation has to touch to have its place in the order."""
